@@ -1,0 +1,105 @@
+"""Where objects go: pure functions from a job to its keys, and the check that every key passes.
+
+    {prefix}/{job}/a{attempt}/{index}-{sha8}.{ext}     an output
+    {prefix}/{job}/a{attempt}/{index}-{sha8}.json      its sidecar
+    {prefix}/{job}/result.json                         the manifest, written once
+
+A key is parts joined by `/`. Parts are plain ASCII and never start with a dot, so the same key is safe as a
+path, in a URL and in every S3 store; names with a dot in front stay free for a store's own use.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from saggar.storage.errors import InvalidKey
+
+MAX_KEY_BYTES = 1024  # S3's limit
+MAX_PART_BYTES = 200  # file systems stop at 255; temporary names need a few
+RESULT_NAME = "result.json"
+
+_PART = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.~-]*", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_EXTENSION = re.compile(r"[a-z0-9]{1,10}")
+_ATTEMPT_KEY = re.compile(r"(?P<job>.+)/a(?P<attempt>[1-9][0-9]*)/[^/]+")
+
+
+def check_key(key: str) -> str:
+    """The key itself, or InvalidKey naming the part that is wrong."""
+    if not key or len(key) > MAX_KEY_BYTES:
+        raise InvalidKey(f"a key has 1 to {MAX_KEY_BYTES} characters, this one {len(key)}")
+    for part in key.split("/"):
+        _check_part(part, key)
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """A prefix without its closing slash; "" is the store's root."""
+    trimmed = prefix.removesuffix("/")
+    return check_key(trimmed) if trimmed else ""
+
+
+def job_prefix(prefix: str, job_id: str) -> str:
+    """Everything of one job lies under this key and a slash."""
+    if "/" in job_id:
+        raise InvalidKey(f"a job's id is one part of a key, so {job_id!r} may hold no slash")
+    base = check_prefix(prefix)
+    return check_key(f"{base}/{job_id}" if base else job_id)
+
+
+def attempt_prefix(prefix: str, job_id: str, attempt: int) -> str:
+    """The place of one attempt: no two attempts ever write the same key."""
+    if attempt < 1:
+        raise InvalidKey(f"attempts count from 1, not {attempt}")
+    return f"{job_prefix(prefix, job_id)}/a{attempt}"
+
+
+def output_key(  # noqa: PLR0917 (in the order in which the key is read)
+    prefix: str, job_id: str, attempt: int, index: int, sha256: str, extension: str
+) -> str:
+    """The key of output `index`; its bytes' hash is part of the name, so equal names hold equal bytes."""
+    if index < 0:
+        raise InvalidKey(f"outputs count from 0, not {index}")
+    if not _SHA256.fullmatch(sha256):
+        raise InvalidKey(f"a sha256 has 64 hexadecimal digits in lower case: {sha256!r}")
+    if not _EXTENSION.fullmatch(extension):
+        raise InvalidKey(f"an extension has 1 to 10 letters or digits and no dot: {extension!r}")
+    return check_key(f"{attempt_prefix(prefix, job_id, attempt)}/{index}-{sha256[:8]}.{extension}")
+
+
+def sidecar_key(prefix: str, job_id: str, attempt: int, index: int, sha256: str) -> str:
+    """The sidecar beside an output; `sha256` is the output's."""
+    return output_key(prefix, job_id, attempt, index, sha256, "json")
+
+
+def result_key(prefix: str, job_id: str) -> str:
+    """The manifest's key: the one key of a job that is written once."""
+    return f"{job_prefix(prefix, job_id)}/{RESULT_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey:
+    """What an attempt's object says of itself by its key: the job's prefix, the job and the attempt."""
+
+    job_prefix: str
+    job_id: str
+    attempt: int
+
+
+def parse_attempt(key: str) -> AttemptKey | None:
+    """The attempt that a key belongs to, or None for any other key."""
+    found = _ATTEMPT_KEY.fullmatch(key)
+    if found is None:
+        return None
+    job = found["job"]
+    return AttemptKey(job, job.rpartition("/")[2], int(found["attempt"]))
+
+
+def _check_part(part: str, key: str) -> None:
+    if not _PART.fullmatch(part):
+        raise InvalidKey(
+            f"{part!r} in {key!r}: a part has letters, digits and _+=@,.~- and starts with no dot, dash or ~"
+        )
+    if len(part) > MAX_PART_BYTES:
+        raise InvalidKey(f"a part of a key has at most {MAX_PART_BYTES} characters: {part[:20]!r}…")

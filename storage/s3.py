@@ -1,0 +1,343 @@
+"""S3 and servers that speak it, by boto3. One object is one client: a process needs one, threads share it.
+
+Retries: boto3's "standard" mode inside each call, a loop with full jitter above it. 5xx, 408, 429 and failed
+connections are worth another try; every other refusal is final.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from saggar.storage.base import ObjectInfo, StorageSettings
+from saggar.storage.errors import NotFound, StorageConfigError, StorageRefused, StorageUnavailable
+from saggar.storage.files import Data, sha256_of, size_of
+from saggar.storage.keys import check_key, check_prefix
+from saggar.storage.retry import Backoff, retrying
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+    from mypy_boto3_s3 import S3Client
+
+Result = TypeVar("Result")
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_WRITER = "saggar-writer"
+_SHA256 = "sha256"
+_MAX_EXPIRY_S = 7 * 24 * 3600  # what signature v4 allows
+_DELETE_AT_ONCE = 1000  # what the API allows
+_PASSING_STATUS = {408, 429}
+_PASSING_CODES = {
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "ConditionalRequestConflict",
+    "OperationAborted",
+}
+_NEVER = 501  # "not implemented": the one 5xx that will not pass
+
+
+class S3Storage:
+    """A bucket, or the part of it under `prefix`. Keys are relative to that prefix."""
+
+    def __init__(self, bucket: str, prefix: str, settings: StorageSettings) -> None:
+        """Connects to nothing yet. StorageConfigError without boto3 or with a wrong bucket or endpoint."""
+        if not _BUCKET.fullmatch(bucket):
+            raise StorageConfigError(
+                f"s3://{bucket}: the form is s3://bucket/prefix with a valid bucket name"
+            )
+        self._bucket = bucket
+        self._prefix = check_prefix(prefix)
+        self._settings = settings
+        self._client = _client(settings, settings.endpoint)
+        self._signer = (
+            _client(settings, settings.public_endpoint) if settings.public_endpoint else self._client
+        )
+        self._conditional: bool | None = None
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".removesuffix("/")
+
+    @property
+    def conditional_put(self) -> bool:
+        return self.probe() if self._conditional is None else self._conditional
+
+    def probe(self) -> bool:
+        key = f"_probe/{uuid.uuid4().hex}"
+        self.put(key, b"first", content_type="text/plain")
+        try:
+            self._conditional = not self._put_once(key, b"second", "text/plain")
+        except StorageRefused:
+            self._conditional = False  # a store that does not know the header, and says so
+        finally:
+            self.delete([key])
+        return self._conditional
+
+    def put(
+        self, key: str, data: Data, *, content_type: str, metadata: Mapping[str, str] | None = None
+    ) -> ObjectInfo:
+        sha256 = sha256_of(data)
+        tags = _ascii({**(metadata or {}), _SHA256: sha256})
+        if isinstance(data, Path) and size_of(data) >= self._settings.multipart_bytes:
+            etag = self._put_in_parts(key, data, content_type, tags)
+        else:
+            etag = self._put_whole(key, data, content_type, tags)
+        return ObjectInfo(key, size_of(data), etag, datetime.now(UTC), sha256, content_type)
+
+    def put_if_absent(self, key: str, data: bytes, *, content_type: str) -> bool:
+        if not self.conditional_put:
+            raise StorageRefused(f"{self.url} has no conditional PUT")
+        return self._put_once(key, data, content_type)
+
+    def get(self, key: str) -> bytes:
+        name = self._name(key)
+
+        def read() -> bytes:
+            return self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
+
+        return self._call(key, read)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        name = self._name(key)
+        try:
+            found = self._call(key, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+        except NotFound:
+            return None
+        return ObjectInfo(
+            key=key,
+            size=found["ContentLength"],
+            etag=found["ETag"].strip('"'),
+            modified=found["LastModified"],
+            sha256=found["Metadata"].get(_SHA256),
+            content_type=found["ContentType"],
+        )
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        base = f"{self._prefix}/" if self._prefix else ""
+        token: dict[str, str] = {}
+        while True:
+            page = self._call(
+                prefix,
+                lambda more=token: self._client.list_objects_v2(  # type: ignore[misc]
+                    Bucket=self._bucket, Prefix=base + prefix, **more
+                ),
+            )
+            for item in page.get("Contents", []):
+                key = item["Key"].removeprefix(base)
+                yield ObjectInfo(key, item["Size"], item["ETag"].strip('"'), item["LastModified"])
+            if not page["IsTruncated"]:
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        names = (self._name(key) for key in keys)
+        while chunk := list(islice(names, _DELETE_AT_ONCE)):
+            self._delete(chunk)
+
+    def abandon_uploads(self, before: datetime) -> int:
+        ended = 0
+        for name, upload in list(self._uploads_before(before)):
+            with suppress(NotFound):  # it was completed or aborted meanwhile
+                self._abort(name, upload)
+                ended += 1
+        return ended
+
+    def uri(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._name(key)}"
+
+    def presign(self, key: str, expires_s: int = 3600) -> str:
+        if not 1 <= expires_s <= _MAX_EXPIRY_S:
+            raise StorageConfigError(f"a presigned URL lives 1 to {_MAX_EXPIRY_S} seconds, not {expires_s}")
+        what = {"Bucket": self._bucket, "Key": self._name(key)}
+        with _translated(key):
+            return self._signer.generate_presigned_url("get_object", Params=what, ExpiresIn=expires_s)
+
+    def close(self) -> None:
+        self._client.close()
+        self._signer.close()
+
+    def _name(self, key: str) -> str:
+        """The object's key in the bucket."""
+        return f"{self._prefix}/{check_key(key)}" if self._prefix else check_key(key)
+
+    def _put_whole(self, key: str, data: Data, content_type: str, tags: Mapping[str, str]) -> str:
+        name = self._name(key)
+
+        def put() -> str:
+            with _body(data) as body:
+                return self._client.put_object(
+                    Bucket=self._bucket, Key=name, Body=body, ContentType=content_type, Metadata=tags
+                )["ETag"]
+
+        return self._call(key, put).strip('"')
+
+    def _put_in_parts(self, key: str, path: Path, content_type: str, tags: Mapping[str, str]) -> str:
+        from boto3.s3.transfer import TransferConfig
+
+        name = self._name(key)
+        parts = TransferConfig(multipart_threshold=self._settings.multipart_bytes, max_concurrency=4)
+        extra = {"ContentType": content_type, "Metadata": dict(tags)}
+        self._call(
+            key,
+            lambda: self._client.upload_file(str(path), self._bucket, name, ExtraArgs=extra, Config=parts),
+        )
+        found = self.head(key)
+        if found is None or found.size != size_of(path):
+            raise StorageUnavailable(f"{key}: acknowledged, yet not there in full")
+        return found.etag
+
+    def _put_once(self, key: str, data: bytes, content_type: str) -> bool:
+        """A PUT that creates, with a mark of this very call.
+
+        When a retry, boto3's or ours, meets the object of an earlier try whose answer was lost, the mark
+        tells.
+        """
+        from botocore.exceptions import ClientError
+
+        name, mark = self._name(key), uuid.uuid4().hex
+
+        def put() -> bool:
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=name,
+                    Body=data,
+                    ContentType=content_type,
+                    Metadata={_WRITER: mark},
+                    IfNoneMatch="*",
+                )
+            except ClientError as error:
+                if _status(error) != 412:
+                    raise
+                there = self._client.head_object(Bucket=self._bucket, Key=name)
+                return there["Metadata"].get(_WRITER) == mark
+            return True
+
+        return self._call(key, put)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        what = [{"Key": name} for name in names]
+        answer = self._call(
+            what[0]["Key"],
+            lambda: self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": what, "Quiet": True}),  # type: ignore[typeddict-item]
+        )
+        for failed in answer.get("Errors", []):
+            if failed.get("Code") != "NoSuchKey":
+                raise StorageUnavailable(f"{failed.get('Key')} was not deleted: {failed.get('Message')}")
+
+    def _uploads_before(self, before: datetime) -> Iterator[tuple[str, str]]:
+        marks: dict[str, str] = {}
+        while True:
+            page = self._call(
+                "multipart uploads",
+                lambda more=marks: self._client.list_multipart_uploads(  # type: ignore[misc]
+                    Bucket=self._bucket, Prefix=self._prefix, **more
+                ),
+            )
+            for upload in page.get("Uploads", []):
+                if upload["Initiated"] < before:
+                    yield upload["Key"], upload["UploadId"]
+            if not page["IsTruncated"]:
+                return
+            marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _abort(self, name: str, upload: str) -> None:
+        self._call(
+            name,
+            lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload),
+        )
+
+    def _call(self, what: str, call: Callable[[], Result]) -> Result:
+        def once() -> Result:
+            with _translated(what):
+                return call()
+
+        return retrying(once, lambda failures: failures < self._settings.attempts, backoff=Backoff())
+
+
+def _client(settings: StorageSettings, endpoint: str | None) -> S3Client:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise StorageConfigError("s3:// needs boto3: install saggar[s3]") from error
+    session = boto3.Session()  # the module's default session is not safe among threads
+    config = Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "path" if settings.path_style else "auto"},
+        max_pool_connections=settings.max_connections,
+        connect_timeout=settings.connect_timeout_s,
+        read_timeout=settings.read_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": 3},
+        request_checksum_calculation=settings.checksums,
+        response_checksum_validation=settings.checksums,
+    )
+    region = settings.region or session.region_name or "us-east-1"
+    try:
+        return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
+    except ValueError as error:
+        raise StorageConfigError(f"{endpoint}: {error}") from error
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """boto3's errors in storage's words."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+        IncompleteReadError,
+    )
+
+    try:
+        yield
+    except ClientError as error:
+        raise _refusal(what, error) from error
+    except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
+        raise StorageUnavailable(f"{what}: {error}") from error
+    except Boto3Error as error:  # the transfer manager hides the client's error in one of its own
+        cause = error.__context__
+        if isinstance(cause, ClientError):
+            raise _refusal(what, cause) from error
+        raise StorageUnavailable(f"{what}: {error}") from error
+    except BotoCoreError as error:
+        raise StorageRefused(f"{what}: {error}") from error
+
+
+def _refusal(what: str, error: ClientError) -> NotFound | StorageUnavailable | StorageRefused:
+    code, status = error.response.get("Error", {}).get("Code", ""), _status(error)
+    if status == 404 and code != "NoSuchBucket":
+        return NotFound(what)
+    passing = status >= 500 or status in _PASSING_STATUS or code in _PASSING_CODES
+    if passing and status != _NEVER:
+        return StorageUnavailable(f"{what}: {error}")
+    return StorageRefused(f"{what}: {error}", code=code, status=status)
+
+
+def _status(error: ClientError) -> int:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
+@contextmanager
+def _body(data: Data) -> Iterator[bytes | IO[bytes]]:
+    if isinstance(data, Path):
+        with data.open("rb") as file:
+            yield file
+    else:
+        yield data
+
+
+def _ascii(metadata: Mapping[str, str]) -> dict[str, str]:
+    for name, value in metadata.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise StorageRefused(f"metadata of objects is printable ASCII, and {name}={value!r} is not")
+    return dict(metadata)
