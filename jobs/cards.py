@@ -1,0 +1,170 @@
+"""Model cards: what a model takes, said by the workers that serve it, and the check of a job against one.
+
+Cards stay after their worker has left, so that jobs can be checked and queued while nothing runs. This
+module does not know the engine: a card is what the engine's ModelInfo says, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from secrets import randbits
+from typing import TYPE_CHECKING, cast
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from saggar.jobs.errors import InvalidCard, InvalidJob, UnknownModel
+from saggar.jobs.invalid import one_line, shown, unknown_name
+from saggar.jobs.params import ParamsChecker
+from saggar.jobs.schema import Job, ParamValue
+
+if TYPE_CHECKING:
+    import redis
+    from saggar.jobs.settings import JobSettings
+
+SEED_BITS = 32  # of a seed chosen for a job that has none: short enough to be typed again
+
+
+class Limits(BaseModel):
+    """Limits across fields; None is no limit. `max_pixels` is height x width. A worker may publish further
+    ones for people to read: they are kept, and not checked here."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    max_prompt_chars: int | None = Field(default=None, ge=0)
+    max_outputs: int | None = Field(default=None, ge=1)
+    max_pixels: int | None = Field(default=None, ge=1)
+
+
+class ModelCard(BaseModel):
+    """What one served model takes. `model` is the public name; `batch_fields` are the params that rows of
+    one batch must share; `formats` in order of preference, the first is the default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field(min_length=1, max_length=128)
+    family: str
+    tasks: list[str] = Field(min_length=1)
+    params_schema: dict[str, JsonValue]
+    limits: Limits = Limits()
+    batch_fields: list[str] = []
+    max_batch: int = Field(default=1, ge=1)
+    revision: str = ""
+    formats: list[str] = ["png"]
+    numerics: str = ""
+
+    @cached_property
+    def checker(self) -> ParamsChecker:
+        """The params' rules, built once a card. Raises InvalidCard."""
+        checker = ParamsChecker.from_schema(self.params_schema)
+        missing = sorted(set(self.batch_fields) - set(checker.allowed))
+        if missing:
+            raise InvalidCard(f"batch_fields: {missing[0]!r} is not in params_schema")
+        return checker
+
+
+def parse_card(text: str) -> ModelCard:
+    """A card from JSON, its rules built. Raises InvalidCard."""
+    try:
+        card = ModelCard.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidCard(str(one_line(error, {"": ModelCard.model_fields}))) from None
+    _ = card.checker
+    return card
+
+
+def check_job(job: Job, card: ModelCard) -> Job:
+    """The job with the card's defaults, a format and a seed filled in. Raises InvalidJob.
+
+    Idempotent: the checked job passes again and comes back equal.
+    """
+    if job.task not in card.tasks:
+        raise InvalidJob("task", f"{shown(job.task)} is not served by {card.model}", ", ".join(card.tasks))
+    params = card.checker.check(job.params)
+    _check_limits(job, params, card.limits)
+    output = job.output
+    if output.format is None:
+        output = output.model_copy(update={"format": card.formats[0]}) if card.formats else output
+    elif output.format not in card.formats:
+        raise InvalidJob(
+            "output.format", f"{output.format} is not made by {card.model}", ", ".join(card.formats)
+        )
+    seed = randbits(SEED_BITS) if job.seed is None else job.seed
+    return job.model_copy(update={"params": params, "output": output, "seed": seed})
+
+
+def _check_limits(job: Job, params: dict[str, ParamValue], limits: Limits) -> None:
+    longest = limits.max_prompt_chars
+    for field, text in (("prompt", job.prompt), ("negative_prompt", job.negative_prompt or "")):
+        if longest is not None and len(text) > longest:
+            raise InvalidJob(field, f"has {len(text)} characters", f"at most {longest} characters")
+    if limits.max_outputs is not None and job.num_outputs > limits.max_outputs:
+        raise InvalidJob("num_outputs", f"{job.num_outputs} is too large", f"1 to {limits.max_outputs}")
+    height, width = params.get("height"), params.get("width")
+    pixels = height * width if isinstance(height, int) and isinstance(width, int) else 0
+    if limits.max_pixels is not None and pixels > limits.max_pixels:
+        allowed = f"height x width of at most {limits.max_pixels} pixels"
+        raise InvalidJob("params.height", f"{height} x width {width} is too large", allowed)
+
+
+def batch_key(job: Job, card: ModelCard | None) -> str:
+    """What rows of one batch must share, as canonical JSON: equal keys may run together.
+
+    Of a checked job. Without a card only the task and the adapters are known to matter.
+    """
+    key: dict[str, object] = {"task": job.task}
+    if job.loras:
+        key["loras"] = [{"name": lora.name, "scale": lora.scale} for lora in job.loras]
+    for field in card.batch_fields if card else ():
+        key[field] = job.params.get(field)
+    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+def unknown_model(model: str, known: Iterable[str]) -> UnknownModel:
+    """The error for a model without a card, with the nearest name that has one."""
+    hint = unknown_name("model", model, known)
+    return UnknownModel("model", f"{shown(model)} has no card: {hint.message}", hint.allowed)
+
+
+class Cards:
+    """The published cards in Redis: one hash of all cards, and for each model the workers last seen."""
+
+    def __init__(self, client: redis.Redis, settings: JobSettings) -> None:
+        self._redis = client
+        self._key = settings.key_prefix + "cards"
+
+    def publish(self, card: ModelCard, worker_id: str) -> None:
+        """Says that this worker serves the card; call again every minute or so to stay among `workers_of`.
+        The newest card of a model counts. Raises InvalidCard."""
+        _ = card.checker
+        self._redis.hset(self._key, card.model, card.model_dump_json())
+        seconds, _micros = self._time()
+        self._redis.zadd(self._workers(card.model), {worker_id: seconds})
+
+    def leave(self, model: str, worker_id: str) -> None:
+        """The worker no longer serves the model; the card stays."""
+        self._redis.zrem(self._workers(model), worker_id)
+
+    def get(self, model: str) -> ModelCard | None:
+        """Raises InvalidCard for a card of a newer, incompatible form."""
+        text = cast("str | None", self._redis.hget(self._key, model))
+        return parse_card(text) if text is not None else None
+
+    def list(self) -> list[ModelCard]:
+        """All cards ever published, by model."""
+        texts = cast("dict[str, str]", self._redis.hgetall(self._key))
+        return [parse_card(text) for _, text in sorted(texts.items())]
+
+    def workers_of(self, model: str, within_s: int = 180) -> list[str]:
+        """Workers that published within this time, on Redis's clock."""
+        seconds, _micros = self._time()
+        return cast("list[str]", self._redis.zrangebyscore(self._workers(model), seconds - within_s, "+inf"))
+
+    def _workers(self, model: str) -> str:
+        return f"{self._key}:workers:{model}"
+
+    def _time(self) -> tuple[int, int]:
+        return cast("tuple[int, int]", self._redis.time())
+
+
+__all__ = ["Cards", "Limits", "ModelCard", "batch_key", "check_job", "parse_card", "unknown_model"]

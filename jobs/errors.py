@@ -1,0 +1,104 @@
+"""The errors of saggar.jobs, one tree, one line of meaning each.
+
+SaggarError
+├── ConfigError        a setting or URL is wrong; nothing was started
+├── InvalidJob         the job's fault, final: names the field and what is allowed
+│   └── UnknownModel   no worker has ever published a card for this model
+├── InvalidCard        a model card cannot be read or served (the publisher's fault)
+├── Conflict           the id or idempotency key already belongs to another spec
+├── UnknownJob         no such job: never submitted, or its record has expired
+├── NotRetryable       the job is not in a state that `retry` may leave
+├── QueueFull          the lane is at its high water; try again after `retry_after_s`
+├── WaitTimeout        the job had not ended when the time was over (also a TimeoutError)
+└── JobFailed          the job ended otherwise than by success; carries the record
+
+Messages never contain a prompt: they travel into logs and dashboards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from saggar.jobs.record import JobRecord
+
+
+class SaggarError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(SaggarError):
+    """A setting or URL is wrong; nothing was started."""
+
+
+class InvalidJob(SaggarError):
+    """The job can never run as it is. `str()` is one line naming the field and the allowed values."""
+
+    def __init__(self, field: str, message: str, allowed: str = "") -> None:
+        self.field, self.message, self.allowed = field, message, allowed
+        line = f"{field}: {message}" + (f" (allowed: {allowed})" if allowed else "")
+        super().__init__(" ".join(line.split()))
+
+    def __reduce__(self) -> tuple[type[InvalidJob], tuple[str, str, str]]:
+        return type(self), (self.field, self.message, self.allowed)
+
+
+class UnknownModel(InvalidJob):
+    """No worker has ever published a card for this model."""
+
+
+class InvalidCard(SaggarError):
+    """A model card cannot be read, or uses a form of JSON Schema that jobs cannot be checked against."""
+
+
+class Conflict(SaggarError):
+    """The id or idempotency key already belongs to a job with another spec. Nothing was changed."""
+
+    def __init__(self, field: str, job_id: str) -> None:
+        self.field, self.job_id = field, job_id
+        super().__init__(
+            f"{field}: job {job_id} was submitted with it and another spec "
+            f"(allowed: the same spec again, or another {field})"
+        )
+
+    def __reduce__(self) -> tuple[type[Conflict], tuple[str, str]]:
+        return type(self), (self.field, self.job_id)
+
+
+class UnknownJob(SaggarError):
+    """No such job: never submitted, or its record has expired."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"job {job_id[:128]!r} is unknown: never submitted, or its record has expired")
+
+    def __reduce__(self) -> tuple[type[UnknownJob], tuple[str]]:
+        return type(self), (self.job_id,)
+
+
+class NotRetryable(SaggarError):
+    """Only failed, cancelled and expired jobs can be tried again."""
+
+
+class QueueFull(SaggarError):
+    """The lane is at its high water. Nothing was queued; try again after `retry_after_s` seconds."""
+
+    def __init__(self, lane: str, backlog: int, retry_after_s: float) -> None:
+        self.lane, self.backlog, self.retry_after_s = lane, backlog, retry_after_s
+        super().__init__(f"lane {lane} is full: {backlog} jobs wait; try again in {retry_after_s:g} s")
+
+    def __reduce__(self) -> tuple[type[QueueFull], tuple[str, int, float]]:
+        return type(self), (self.lane, self.backlog, self.retry_after_s)
+
+
+class WaitTimeout(SaggarError, TimeoutError):
+    """The job had not ended when the time was over; it goes on."""
+
+
+class JobFailed(SaggarError):
+    """The job ended otherwise than by success. `record` is there when the ledger raised it, and
+    absent when Celery rebuilt the exception from a stored result (which carries only the message)."""
+
+    def __init__(self, message: str, record: JobRecord | None = None) -> None:
+        self.record = record
+        super().__init__(message)
