@@ -1,0 +1,70 @@
+"""The bell of a process's lanes: one pub/sub connection that says when to look again, and which jobs to cancel.
+
+A bell may be missed (its connection breaks, nobody rings): whoever listens also looks once a second.
+"""
+
+import socket
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from saggar.jobs.lanes.store import PUSH_CANCEL, LaneStore
+
+if TYPE_CHECKING:
+    from redis.client import PubSub
+
+
+class Bell:
+    """Used by one thread: the one that consumes."""
+
+    def __init__(self, store: LaneStore) -> None:
+        self._store = store
+        self._pubsub: PubSub | None = None
+        self._lanes: dict[str, str] = {}  # channel -> lane
+
+    def listen(self, lanes: Iterable[str]) -> None:
+        """Subscribes to these lanes and no others; nothing happens when it already is."""
+        wanted = {self._store.bell(lane): lane for lane in lanes}
+        if wanted == self._lanes:
+            return
+        if self._pubsub is None:
+            self._pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)
+        if new := wanted.keys() - self._lanes.keys():
+            self._pubsub.subscribe(*new)
+        if old := self._lanes.keys() - wanted.keys():
+            self._pubsub.unsubscribe(*old)
+        self._lanes = wanted
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """What becomes readable when it rings; another one after a reconnection."""
+        connection = self._pubsub.connection if self._pubsub else None
+        return getattr(connection, "_sock", None)
+
+    def heard(self) -> tuple[bool, list[tuple[str, str]]]:
+        """What was said since the last time, without waiting: (look again, [(lane, job to cancel)]).
+
+        Raises redis.ConnectionError when the connection is lost; `close` then, and `listen` anew.
+        """
+        ring, cancels = False, []
+        while self._pubsub is not None and self._lanes:
+            message = self._pubsub.get_message(timeout=0)
+            if message is None:
+                # Subscriptions confirmed and pings answered are None too, with more perhaps behind them.
+                if not self._pubsub.connection.can_read(timeout=0):
+                    break
+                continue
+            channel, text = (_text(message[part]) for part in ("channel", "data"))
+            if text.startswith(PUSH_CANCEL):
+                cancels.append((self._lanes.get(channel, ""), text.removeprefix(PUSH_CANCEL)))
+            else:
+                ring = True
+        return ring, cancels
+
+    def close(self) -> None:
+        if self._pubsub is not None:
+            self._pubsub.close()
+        self._pubsub, self._lanes = None, {}
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,123 @@
+"""Feeding the lanes of a transport from Celery's event loop: when the bell rings, when there is room, once a second.
+
+The hub's ways that this goes by: `call_soon` from another thread ends its wait at once, but called in its own
+thread it is not seen before the next wait ends (up to a second). So whoever wants a look sets a flag, and the flag
+is looked at in `on_tick`, which runs before every wait.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from redis import RedisError, ResponseError
+
+from saggar.jobs.lanes.bell import Bell
+from saggar.jobs.lanes.lanes import Lanes
+
+if TYPE_CHECKING:
+    from saggar.jobs.lanes.transport import Channel, Poller
+
+logger = logging.getLogger(__name__)
+
+
+class HubPump:
+    """Lives from the registration of a transport with the hub until its connection closes. All in the hub's thread,
+    except `kick`. Connection errors go to Celery, which connects anew; what Redis refuses (it is full) is logged
+    and tried again a second later, for it must not end the worker."""
+
+    def __init__(self, poller: "Poller", hub: Any, poll_s: float) -> None:
+        self._poller = poller
+        self._hub = hub
+        self._bells: dict[Lanes, tuple[Bell, int]] = {}  # with the file descriptor the hub watches
+        self._wanted = True
+        self._pumping = False
+        hub.on_tick.add(self._tick)
+        self._timers = [hub.call_repeatedly(poll_s, self._look), hub.call_repeatedly(1.0, self._sweep)]
+
+    def kick(self) -> None:
+        """Look into the lanes soon. From any thread."""
+        if not self._wanted:
+            self._wanted = True
+            self._hub.call_soon(_nothing)
+
+    def close(self) -> None:
+        self._hub.on_tick.discard(self._tick)
+        for timer in self._timers:
+            timer.cancel()
+        for lanes in tuple(self._bells):
+            lanes.remove_waker(self.kick)
+            self._hang_up(lanes)
+
+    def _channels(self) -> "list[Channel]":
+        return [channel for channel in self._poller.channels if channel.active_lanes]
+
+    def _look(self) -> None:
+        self._wanted = True
+
+    def _tick(self) -> None:
+        while self._wanted and not self._pumping:
+            self._wanted = False
+            self._pump()
+
+    def _pump(self) -> None:
+        self._pumping = True
+        try:
+            for channel in self._channels():
+                self._listen(channel)
+                channel.pump()
+        except ResponseError as error:
+            logger.error("lanes: Redis refuses, next try in a second: %s", error)
+        finally:
+            self._pumping = False
+
+    def _sweep(self) -> None:
+        try:
+            for channel in self._channels():
+                for lane in channel.active_lanes:
+                    if channel.lanes.sweep(lane):
+                        self._wanted = True
+        except ResponseError as error:
+            logger.error("lanes: Redis refuses the sweep: %s", error)
+
+    # --- the bell
+
+    def _listen(self, channel: "Channel") -> None:
+        """The bell hears this channel's lanes, and the hub watches the bell, also after it reconnected."""
+        lanes = channel.lanes
+        if lanes not in self._bells:
+            self._bells[lanes] = (Bell(lanes.store), -1)
+            lanes.add_waker(self.kick)
+        bell, watched = self._bells[lanes]
+        bell.listen(lane for c in self._channels() if c.lanes is lanes for lane in c.active_lanes)
+        sock = bell.socket
+        fd = sock.fileno() if sock else -1
+        if fd != watched:
+            self._unwatch(watched)
+            if fd >= 0:
+                self._hub.add_reader(fd, self._heard, lanes)
+            self._bells[lanes] = (bell, fd)
+
+    def _heard(self, lanes: Lanes) -> None:
+        bell, _ = self._bells[lanes]
+        try:
+            rung, cancels = bell.heard()
+        except (RedisError, OSError) as error:
+            logger.warning("lanes: the bell's connection is lost: %s", error)
+            self._hang_up(lanes)
+            rung, cancels = True, []
+        for lane, job_id in cancels:
+            lanes.cancelled(lane, job_id)
+        if rung:
+            self._wanted = True
+
+    def _hang_up(self, lanes: Lanes) -> None:
+        bell, watched = self._bells.pop(lanes)
+        self._unwatch(watched)
+        bell.close()
+
+    def _unwatch(self, fd: int) -> None:
+        if fd >= 0:
+            self._hub.remove(fd)
+
+
+def _nothing() -> None:
+    """Ends the hub's wait."""

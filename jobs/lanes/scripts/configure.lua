@@ -1,0 +1,7 @@
+-- ARGV: name, value, name, value ... (lane.defaults has the names). Another batch size makes other keys full.
+local B = KEYS[1]
+if #ARGV > 0 then call('HSET', B .. ':cfg', unpack(ARGV)) end
+for _, C in ipairs(call('ZRANGE', B .. ':c', 0, -1)) do
+  for _, key in ipairs(call('ZRANGE', B .. ':k:' .. C, 0, -1)) do lane.settle(B, C, key, 0) end
+end
+return call('HGETALL', B .. ':cfg')
