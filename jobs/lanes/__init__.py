@@ -18,8 +18,8 @@ from saggar.jobs.lanes.message import (
 from saggar.jobs.lanes.script import LANE_LIB
 
 if TYPE_CHECKING:
-    from saggar.jobs.lanes.lanes import Lanes
     from saggar.jobs.lanes.broker import broker_url, lanes_of, register
+    from saggar.jobs.lanes.lanes import Lanes
     from saggar.jobs.lanes.store import Batch, DeadLetter, Delivery, LaneSettings, LaneSize, LaneStore
 
 __all__ = [

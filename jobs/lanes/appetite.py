@@ -1,7 +1,7 @@
 """How much a worker wants from its lane: asked before every fetch, told about every message.
 
-The lane is emptied only as fast as there is room in the engine; the rest of the backlog stays where every worker
-and every later choice can see it.
+The lane is emptied only as fast as there is room in the engine; the rest of the backlog stays where every
+worker and every later choice can see it.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Appetite(Protocol):
 class PrefetchAppetite:
     """What the prefetch limit allows, no open batch: a plain worker without an engine."""
 
-    def want(self, lane: str, free: int) -> Want:
+    def want(self, lane: str, free: int) -> Want:  # noqa: ARG002 - the protocol's
         return Want(rows=free, urgent=free)
 
     def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:
@@ -55,10 +55,10 @@ class PrefetchAppetite:
 
 
 class LateAppetite:
-    """An appetite filled in later: the application is configured before the engine exists. Hungry for nothing
-    until then.
+    """An appetite filled in later, for an application is configured before its engine exists; until then none.
 
-    Celery's remote control sends the transport's options as JSON, hence `__json__` (kombu's encoder asks for it).
+    Celery's remote control sends the transport's options as JSON, hence `__json__` (kombu's encoder asks
+    for it).
     """
 
     def __init__(self) -> None:

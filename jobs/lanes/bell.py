@@ -1,16 +1,13 @@
-"""The bell of a process's lanes: one pub/sub connection that says when to look again, and which jobs to cancel.
+"""The bell of a process's lanes: a pub/sub connection that says when to look again and what to cancel.
 
 A bell may be missed (its connection breaks, nobody rings): whoever listens also looks once a second.
 """
 
 import socket
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from saggar.jobs.lanes.store import PUSH_CANCEL, LaneStore
-
-if TYPE_CHECKING:
-    from redis.client import PubSub
 
 
 class Bell:
@@ -18,7 +15,7 @@ class Bell:
 
     def __init__(self, store: LaneStore) -> None:
         self._store = store
-        self._pubsub: PubSub | None = None
+        self._pubsub: Any = None  # redis-py leaves it half typed
         self._lanes: dict[str, str] = {}  # channel -> lane
 
     def listen(self, lanes: Iterable[str]) -> None:
@@ -27,7 +24,7 @@ class Bell:
         if wanted == self._lanes:
             return
         if self._pubsub is None:
-            self._pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)
+            self._pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         if new := wanted.keys() - self._lanes.keys():
             self._pubsub.subscribe(*new)
         if old := self._lanes.keys() - wanted.keys():
@@ -37,8 +34,8 @@ class Bell:
     @property
     def socket(self) -> socket.socket | None:
         """What becomes readable when it rings; another one after a reconnection."""
-        connection = self._pubsub.connection if self._pubsub else None
-        return getattr(connection, "_sock", None)
+        sock: socket.socket | None = getattr(self._pubsub and self._pubsub.connection, "_sock", None)
+        return sock
 
     def heard(self) -> tuple[bool, list[tuple[str, str]]]:
         """What was said since the last time, without waiting: (look again, [(lane, job to cancel)]).
@@ -50,7 +47,8 @@ class Bell:
             message = self._pubsub.get_message(timeout=0)
             if message is None:
                 # Subscriptions confirmed and pings answered are None too, with more perhaps behind them.
-                if not self._pubsub.connection.can_read(timeout=0):
+                connection = self._pubsub.connection
+                if connection is None or not connection.can_read(timeout=0):
                     break
                 continue
             channel, text = (_text(message[part]) for part in ("channel", "data"))

@@ -1,7 +1,7 @@
 """The door to kombu: the transport's name, the URL it wants, and the one `Lanes` of a process for each Redis.
 
-The registry is process-wide on purpose: what a process holds outlives kombu's connections and channels, so they
-find it here. It is keyed by process id, for a forked child holds nothing.
+The registry is process-wide on purpose: what a process holds outlives kombu's connections and channels, so
+they find it here. It is keyed by process id, for a forked child holds nothing.
 """
 
 import atexit
@@ -60,7 +60,7 @@ def lanes_of(app: "Celery") -> Lanes:
 
 
 def process_lanes(connparams: dict[str, Any], prefix: str, heartbeat_s: float, urgent_seats: int) -> Lanes:
-    """The lanes of this process at the Redis of `connparams` (redis-py's connection arguments); made at first use."""
+    """This process's lanes of the Redis at `connparams` (redis-py's arguments); made at first use."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry

@@ -1,15 +1,14 @@
-"""Feeding the lanes of a transport from Celery's event loop: when the bell rings, when there is room, once a second.
+"""Feeding the lanes from Celery's event loop: when the bell rings, when there is room, once a second.
 
 The hub's ways that this goes by: `call_soon` from another thread ends its wait at once, but called in its own
-thread it is not seen before the next wait ends (up to a second). So whoever wants a look sets a flag, and the flag
-is looked at in `on_tick`, which runs before every wait.
+thread it is not seen before the next wait ends (up to a second). So whoever wants a look sets a flag, and
+the flag is looked at in `on_tick`, which runs before every wait.
 """
 
 import logging
 from typing import TYPE_CHECKING, Any
 
 from redis import RedisError, ResponseError
-
 from saggar.jobs.lanes.bell import Bell
 from saggar.jobs.lanes.lanes import Lanes
 
@@ -20,9 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class HubPump:
-    """Lives from the registration of a transport with the hub until its connection closes. All in the hub's thread,
-    except `kick`. Connection errors go to Celery, which connects anew; what Redis refuses (it is full) is logged
-    and tried again a second later, for it must not end the worker."""
+    """Lives from a transport's registration with the hub until its connection closes.
+
+    All in the hub's thread, except `kick`. Connection errors go to Celery, which connects anew; what Redis refuses (it is
+    full) is logged and tried again a second later, for it must not end the worker.
+    """
 
     def __init__(self, poller: "Poller", hub: Any, poll_s: float) -> None:
         self._poller = poller

@@ -1,4 +1,4 @@
-"""The lanes of a process: what it holds, the heartbeat that keeps it, the endings that could not be delivered yet.
+"""The lanes of a process: what it holds, the heartbeat that keeps it, the endings Redis has not heard of.
 
 All of this belongs to the process, never to a channel or connection of kombu's, for work outlives both.
 Knows nothing of kombu or Celery.
@@ -37,9 +37,10 @@ class _Ending:
 class Lanes:
     """Thread-safe. `client` needs a pool of its own, short timeouts and few retries (see broker.py).
 
-    Hooks, all called with the lock released: `alive(tag)` says whether a live task or the engine owns a delivery
-    (only those are kept alive; called by the heartbeat), `on_lost(tag)`: another process may have it now,
-    `on_dead(lane, job_id)`: it became a dead letter, `on_cancel(lane, job_id)`: somebody cancelled it.
+    Hooks, all called with the lock released: `alive(tag)` says whether a live task or the engine owns a
+    delivery (only those are kept alive; called by the heartbeat), `on_lost(tag)`: another process may have
+    it now, `on_dead(lane, job_id)`: it became a dead letter, `on_cancel(lane, job_id)`: somebody cancelled
+    it.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Lanes:
         urgent_seats: int = 2,
     ) -> None:
         self.store = LaneStore(client, prefix)
-        # Unique for each start: a restarted container has the host name and process id of its dead forerunner.
+        # Unique for each start: a restarted container has the host name and process id of its dead
+        # forerunner.
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.appetite: Appetite = appetite or PrefetchAppetite()
         self.heartbeat_s = heartbeat_s
@@ -77,7 +79,8 @@ class Lanes:
     def take(self, lane: str, prefetch: int) -> Batch | None:
         """Fetches what the appetite wants and `prefetch` (0 = no limit) allows, and holds it.
 
-        The last `urgent_seats` seats are kept for interactive messages, if prefetch is large enough to spare them.
+        The last `urgent_seats` seats are kept for interactive messages, if prefetch is large enough to
+        spare them.
         """
         if self.draining:
             return None
@@ -101,8 +104,7 @@ class Lanes:
         if batch:
             tags = [str(delivery.tag) for delivery in batch.deliveries]
             self._hold(tags)
-            if self.draining:  # it began while this fetch was under way
-                self.give_back()
+            if self._drained_meanwhile():
                 return None
             self.appetite.fetched(lane, batch.key, batch.priority_class, tags, batch.rows)
         return batch
@@ -115,7 +117,7 @@ class Lanes:
         return batch
 
     def ack(self, tag: str) -> None:
-        """The message is done with. An unreachable Redis is told later; a stale tag is refused there, and logged."""
+        """The message is done with. An unreachable Redis is told later; a stale tag is refused, and logged."""
         self._end(_Ending(Tag.parse(tag), acked=True))
 
     def requeue(self, tag: str, *, counted: bool = True, due_us: int = 0) -> None:
@@ -141,8 +143,8 @@ class Lanes:
     def give_back(self, *, everything: bool = False) -> int:
         """Fetches nothing from now on and returns, uncounted, what no task has started on. For SIGTERM.
 
-        `everything`: also what was started. Returns how many went back; when Redis does not answer it gives up
-        at once and leaves the rest to the heartbeat, or to the sweep of the others.
+        `everything`: also what was started. Returns how many went back; when Redis does not answer it gives
+        up at once and leaves the rest to the heartbeat, or to the sweep of the others.
         """
         self.draining = True
         with self._lock:
@@ -221,6 +223,12 @@ class Lanes:
 
     # --- inside
 
+    def _drained_meanwhile(self) -> bool:
+        """Draining began while a fetch was under way: what it brought goes back too."""
+        if self.draining:
+            self.give_back()
+        return self.draining
+
     def _hold(self, tags: list[str]) -> None:
         with self._lock:
             self._held.update(dict.fromkeys(tags, False))
@@ -232,8 +240,10 @@ class Lanes:
         while not self._stop.wait(self.heartbeat_s):
             try:
                 self.beat()
-            except Exception:  # noqa: BLE001 - a failing hook or server must not end the heartbeat of the others
-                logger.warning("heartbeat of the lanes failed, next in %.0f s", self.heartbeat_s, exc_info=True)
+            except Exception:  # a failing hook or server must not end the heartbeat of all the rest
+                logger.warning(
+                    "heartbeat of the lanes failed, next in %.0f s", self.heartbeat_s, exc_info=True
+                )
 
     def _end(self, ending: _Ending) -> None:
         tag = str(ending.tag)

@@ -1,7 +1,7 @@
 """What a lane carries: a lane's name, a message's place in it, and the smallest message Celery understands.
 
-Knows kombu's JSON form of a message and Celery's protocol 2; knows neither Redis nor kombu's code. A lane stores a
-message as short as it came; `inflate` adds at delivery whatever can be derived.
+Knows kombu's JSON form of a message and Celery's protocol 2; knows neither Redis nor kombu's code. A lane
+stores a message as short as it came; `inflate` adds at delivery whatever can be derived.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def lane_base(prefix: str, lane: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A delivery: which message, and which time it was handed out (the fencing number). Text form: `str(tag)`."""
+    """A delivery: which message, and which time it was handed out (the fencing number)."""
 
     lane: str
     id: str
@@ -161,7 +161,8 @@ def inflate(
 def _priority_class(value: object) -> int:
     if value is None:
         return DEFAULT_CLASS
-    return PRIORITY_CLASSES[value] if value in PRIORITY_CLASSES else int(str(value))
+    text = str(value)
+    return PRIORITY_CLASSES[text] if text in PRIORITY_CLASSES else int(text)
 
 
 def _microseconds(eta: object) -> int:

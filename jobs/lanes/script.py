@@ -1,6 +1,7 @@
 """The Lua scripts of a lane, as text: a library and what is done with it.
 
-Comments and indentation are taken out, for a publish batch of kombu's sends the text of `put` with each message.
+Comments and indentation are taken out, for a publish batch of kombu's sends the text of `put` with each
+message.
 """
 
 from functools import cache

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import redis
 
 ANY_CLASS = 9
+# What empties a lane or keeps its leases must work on a server at its memory limit; a put must not.
+_DRAINS = frozenset({"fetch", "ack", "requeue", "extend", "sweep", "purge"})
 PUSH_CANCEL = "cancel "  # what the bell says besides "put": cancel and a job's id
 
 
@@ -75,9 +77,10 @@ class LaneSize:
 class LaneSettings:
     """What a lane goes by; kept in Redis, so that producers need not know it. None = as it is.
 
-    `max_batch`: rows of a full batch. `age_bound_s`: a key whose oldest message waits longer comes first when a
-    batch begins. `lease_s`: how long a delivery lasts without a heartbeat. `liveness_s`: how long a process may be
-    silent. `max_deliveries`: counted deliveries after which a returned message is a dead letter.
+    `max_batch`: rows of a full batch. `age_bound_s`: a key whose oldest message waits longer comes first
+    when a batch begins. `lease_s`: how long a delivery lasts without a heartbeat. `liveness_s`: how long a
+    process may be silent. `max_deliveries`: counted deliveries after which a returned message is a dead
+    letter.
     """
 
     max_batch: int | None = None
@@ -106,6 +109,7 @@ class LaneStore:
         self.client = client
         self.prefix = prefix
         self._scripts: dict[str, Any] = {}
+        self._full_flags: str | None = None
 
     def base(self, lane: str) -> str:
         return lane_base(self.prefix, lane)
@@ -116,8 +120,21 @@ class LaneStore:
 
     def _run(self, name: str, lane: str, *args: str | int) -> Any:
         if name not in self._scripts:
-            self._scripts[name] = self.client.register_script(script(name))
+            flags = self._flags() if name in _DRAINS else ""
+            self._scripts[name] = self.client.register_script(flags + script(name))
         return self._scripts[name](keys=[self.base(lane)], args=args)
+
+    def _flags(self) -> str:
+        """What lets a script run on a full server: known since Redis 7. A server without INFO has no flags either."""
+        from redis import ResponseError
+
+        if self._full_flags is None:
+            try:
+                version = str(self.client.info("server").get("redis_version", "0"))
+            except ResponseError:
+                version = "0"
+            self._full_flags = "#!lua flags=allow-oom\n" if int(version.partition(".")[0]) >= 7 else ""
+        return self._full_flags
 
     def put(self, message: LaneMessage) -> bool:
         """False when this very message is already there."""
@@ -135,13 +152,14 @@ class LaneStore:
         lowest_class: int = ANY_CLASS,
         token: str | None = None,
     ) -> Batch | None:
-        """Leases to `owner` up to `seats` messages of one batch key, together at most `rows` rows; one always.
+        """Leases to `owner` up to `seats` messages of one batch key: `rows` rows at most, one message at least.
 
-        Into the open group (`open_key` with `room` > 0) if it has messages in the highest class present; else a
-        new batch of at most `max_batch` rows begins. No key starves: once a message has waited `age_bound_s`,
-        each batch that begins takes a message older than it, or it; so with no higher class waiting it starts at
-        most as many batches later as older messages were waiting then, plus the one that was open.
-        `lowest_class`: classes with a higher number are left alone. `token`: repeat a fetch under the same one.
+        Into the open group (`open_key` with `room` > 0) if it has messages in the highest class present;
+        else a new batch of at most `max_batch` rows begins. No key starves: once a message has waited
+        `age_bound_s`, each batch that begins takes a message older than it, or it; so with no higher class
+        waiting it starts at most as many batches later as older messages were waiting then, plus the one
+        that was open. `lowest_class`: classes with a higher number are left alone. `token`: repeat a fetch
+        under the same one.
         """
         reply = self._run(
             "fetch",
@@ -167,7 +185,7 @@ class LaneStore:
         return _ACK[self._run("ack", tag.lane, tag.id, tag.delivery)]
 
     def requeue(self, tag: Tag, *, counted: bool = True, due_us: int = 0) -> Outcome:
-        """Back to its old place, or aside until `due_us`; not `counted`: as if it had never been delivered."""
+        """Back to its old place, or aside until `due_us`; not `counted`: as if never delivered."""
         return _ACK[self._run("requeue", tag.lane, tag.id, tag.delivery, int(counted), due_us)]
 
     def extend(self, lane: str, owner: str, tags: Iterable[Tag]) -> list[Tag]:
@@ -185,7 +203,7 @@ class LaneStore:
         return int(returned), [_text(tag) for tag in dead]
 
     def purge(self, lane: str, *, everything: bool = False) -> int:
-        """Forgets the messages that wait or are not yet due; with `everything` also leased ones and dead letters.
+        """Forgets messages that wait or are not yet due; with `everything` also the leased and dead ones.
 
         Returns how many. Work that is under way goes on, and its acknowledgement finds nothing.
         """
@@ -232,7 +250,7 @@ class LaneStore:
         self._run("configure", lane, *pairs)
 
     def push_cancel(self, lane: str, job_id: str) -> int:
-        """Tells every worker of the lane at once that a job is to end. Returns how many processes heard it."""
+        """Tells every worker of the lane at once that a job is to end. Returns how many listened."""
         return int(self.client.publish(self.bell(lane), PUSH_CANCEL + job_id))
 
 

@@ -1,8 +1,9 @@
 """The kombu transport `saggar://`: kombu's Redis transport, with lanes where a queue's name says so.
 
-Queues named gen.* are lanes; every other queue, fanout and remote control are kombu's own and untouched. Options
-(`broker_transport_options`) besides kombu's: `appetite` (see appetite.py), `urgent_seats`, `lane_poll_s`,
-`lane_heartbeat_s`. What it touches of kombu's private parts is held by tests/jobs/lanes/test_kombu_contract.py.
+Queues named gen.* are lanes; every other queue, fanout and remote control are kombu's own and untouched.
+Options (`broker_transport_options`) besides kombu's: `appetite` (see appetite.py), `urgent_seats`,
+`lane_poll_s`, `lane_heartbeat_s`. What it touches of kombu's private parts is held by
+tests/jobs/lanes/test_kombu_contract.py.
 """
 
 import logging
@@ -14,7 +15,6 @@ from typing import Any
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
-
 from saggar.jobs.lanes.appetite import Appetite
 from saggar.jobs.lanes.broker import process_lanes
 from saggar.jobs.lanes.hub import HubPump
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _SYNC_POLL_S = 0.1
 
 
-class QoS(kombu_redis.QoS):
+class QoS(kombu_redis.QoS):  # type: ignore[misc]
     """Deliveries of lanes are held by the process and end there; the others are kombu's."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
@@ -54,7 +54,7 @@ class QoS(kombu_redis.QoS):
             self.channel.lanes.ack(delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
-        """Called when a channel closes. What it took from lanes stays with the process: tasks still run on it."""
+        """A channel closes. What it took from lanes stays with the process, where tasks still run on it."""
         self._flush()
         for tag in [tag for tag in self._delivered if SEPARATOR in tag]:
             del self._delivered[tag]
@@ -68,7 +68,7 @@ class QoS(kombu_redis.QoS):
             self._delivered.clear()
 
 
-class Channel(kombu_redis.Channel):
+class Channel(kombu_redis.Channel):  # type: ignore[misc]
     """A channel that puts into and fetches from lanes. `appetite` None: what the prefetch limit allows."""
 
     QoS = QoS
@@ -180,8 +180,8 @@ def _payload(batch: Batch, index: int) -> Any:
     return inflate(loads(delivery.body), delivery.tag, batch.priority_class, batch.key, delivery.rows)
 
 
-class Poller(kombu_redis.MultiChannelPoller):
-    """The way without an event loop (`drain_events`): the lanes a few times a second, between them kombu's queues.
+class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
+    """The way without an event loop (`drain_events`): lanes and kombu's queues in turn, ten times a second.
 
     No bell is heard here, so no cancel either: workers have an event loop.
     """
@@ -208,7 +208,7 @@ class Poller(kombu_redis.MultiChannelPoller):
             super().get(callback, min(_SYNC_POLL_S, _SYNC_POLL_S if timeout is None else timeout))
 
 
-class Transport(kombu_redis.Transport):
+class Transport(kombu_redis.Transport):  # type: ignore[misc]
     """kombu's Redis transport, its channels with lanes, its event loop with a pump."""
 
     Channel = Channel
