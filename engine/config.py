@@ -1,0 +1,74 @@
+"""How an engine is set up: one frozen data class, checked once, at construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from saggar.engine.errors import Unsupported
+
+ExecutorKind = Literal["multiproc", "local"]
+Mode = Literal["request_batch", "step_batch"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+Pixels = Literal["uint8", "float32"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """`model` is a folder or a known name such as `saggar/emoji`.
+
+    executor: `multiproc` keeps the model in processes of its own; `local` runs it in this one.
+    mode: `step_batch` lets requests join and leave between steps; `request_batch` closes a batch when it
+    starts.
+    max_batch: rows of one forward. max_cost: rows × branches × tokens of one forward, None for no limit.
+    admission_wait_s: an idle engine waits this long for company; a pause of admission_quiet_s ends it early.
+    reservation_hold_s: how long a batch is held open for requests that were announced and have not arrived.
+    age_bound_s: a key whose oldest request waited longer goes before fuller ones.
+    ageing_s: each such span that a request waits lifts it by one priority class.
+    pass_limit: how often smaller requests may overtake one that does not fit.
+    decode_rows: rows decoded between two steps while others run.
+    threads: CPU threads of each rank, None for the library's choice.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: DtypeName = "auto"
+    executor: ExecutorKind = "multiproc"
+    mode: Mode = "request_batch"
+    max_batch: int = 8
+    max_cost: int | None = None
+    admission_wait_s: float = 0.02
+    admission_quiet_s: float = 0.005
+    reservation_hold_s: float = 2.0
+    age_bound_s: float = 30.0
+    ageing_s: float = 300.0
+    pass_limit: int = 16
+    decode_rows: int = 8
+    warmup: bool = True
+    pixels: Pixels = "uint8"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        for name in ("max_batch", "pass_limit", "decode_rows"):
+            if getattr(self, name) < 1:
+                raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("admission_wait_s", "admission_quiet_s", "reservation_hold_s", "age_bound_s"):
+            if not getattr(self, name) >= 0:
+                raise Unsupported(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("max_cost", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise Unsupported(f"{name} must be at least 1 or None, not {value}")
+        if not self.ageing_s > 0:
+            raise Unsupported(f"ageing_s must be above 0, not {self.ageing_s}")
+
+    def _check_choices(self) -> None:
+        choices = {"executor": ExecutorKind, "mode": Mode, "dtype": DtypeName, "pixels": Pixels}
+        for name, choice in choices.items():
+            allowed = get_args(choice)
+            if getattr(self, name) not in allowed:
+                raise Unsupported(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        kind, _, index = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()):
+            raise Unsupported(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")

@@ -1,0 +1,45 @@
+"""The model in the engine's own process and thread: for tests, notebooks and families without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from saggar.engine.config import EngineConfig
+from saggar.engine.executor.base import Health
+from saggar.engine.worker.loader import load
+from saggar.engine.worker.plan import Plan, Ready, Report
+from saggar.engine.worker.runner import OnStep, Runner
+
+
+class LocalExecutor:
+    """See executor.base.Executor. `execute` blocks its caller during a forward."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._runner: Runner | None = None
+        self._cancelled: set[str] = set()
+
+    def start(self) -> Ready:
+        """Load in this process."""
+        self._runner, ready = load(self._config)
+        return ready
+
+    def execute(self, plan: Plan, on_step: OnStep) -> Report:
+        """Carry out one plan here and now."""
+        assert self._runner is not None, "start first"
+        report = self._runner.execute(plan, self._cancelled.__contains__, on_step)
+        self._cancelled.clear()
+        return report
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Remembered for the plan under way."""
+        self._cancelled.update(request_ids)
+
+    def health(self) -> Health:
+        """As alive as this process."""
+        return Health(True, (os.getpid(),))
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self._runner = None

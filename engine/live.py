@@ -1,0 +1,79 @@
+"""A request between its submit and its end: where its events and its outcome go. Used by the engine's loop
+only.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from saggar.engine.errors import EngineError
+from saggar.engine.handle import Stream
+from saggar.engine.request import EngineEvent, EventKind, Output
+from saggar.engine.sched.base import Entry
+from saggar.engine.worker.plan import RowReport
+
+OnEvent = Callable[[EngineEvent], None]
+
+
+class Live:
+    """`sent`: the ranks know the request. `stopping`: why it is to end at the next border."""
+
+    def __init__(self, entry: Entry, stream: Stream, on_event: OnEvent | None) -> None:
+        self.entry = entry
+        self.future: Future[Output] = Future()
+        self.sent = False
+        self.stopping: EngineError | None = None
+        self._stream = weakref.ref(stream)
+        self._on_event = on_event
+
+    def started(self) -> None:
+        """Its first turn begins."""
+        self._tell("started")
+
+    def advance(self, row: RowReport) -> None:
+        """Take over how far it is; tells of new steps and previews."""
+        for step, picture in row.previews:
+            self._publish(EngineEvent("preview", self.entry.id, step, row.steps, preview=picture))
+        if row.step > self.entry.step:
+            self.entry.step, self.entry.steps = row.step, row.steps
+            self._tell("step")
+
+    def finish(self, outcome: Output | EngineError) -> None:
+        """The last event, and the result for whoever waits."""
+        if isinstance(outcome, EngineError):
+            self._tell("error", str(outcome))
+            self.future.set_exception(outcome)
+        else:
+            self._tell("output")
+            self.future.set_result(outcome)
+
+    def output(self, row: RowReport, numerics: str) -> Output:
+        """The request's output from the rank's last report."""
+        request = self.entry.request
+        return Output(
+            request_id=request.id,
+            arrays=list(row.arrays),
+            seeds=[request.seed + index for index in range(request.num_outputs)],
+            batch_id=self.entry.batch_id,
+            batch_size=self.entry.batch_size,
+            steps=row.steps,
+            timings=row.timings,
+            numerics=numerics,
+        )
+
+    def _tell(self, kind: EventKind, error: str = "") -> None:
+        entry = self.entry
+        self._publish(
+            EngineEvent(
+                kind, entry.id, entry.step, entry.steps, entry.batch_id, entry.batch_size, entry.cut, error
+            )
+        )
+
+    def _publish(self, event: EngineEvent) -> None:
+        stream = self._stream()
+        if stream is not None:
+            stream.put(event)
+        if self._on_event is not None:
+            self._on_event(event)

@@ -1,0 +1,218 @@
+# ruff: noqa: ARG002  (a contract's arguments are not all needed by each who keeps it)
+"""The contract of a model family and the default way to make one step of many rows.
+
+A family is built from a checkpoint's configuration alone; `load` brings the weights. Until then it
+answers what needs
+none: schema, limits, batch key, cost. That half imports no torch, so that the engine's process stays free
+of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from saggar.engine.batch_key import canonical_key
+from saggar.engine.errors import InvalidRequest
+from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.state import P, RequestState, Row, S, T
+from saggar.engine.params import Narrowing, check_params, schema_of
+from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, Request
+
+if TYPE_CHECKING:
+    import numpy as np
+    from saggar.engine.platform.base import Placement
+
+MAX_PROMPT_CHARS = 20_000
+MAX_OUTPUTS = 64
+_A = TypeVar("_A")
+
+
+class Family(ABC, Generic[T, P, S]):
+    """T: array type, P: the parameters' data class, S: the sampler's class."""
+
+    name: ClassVar[str]
+    Params: ClassVar[type[Any]]
+    tasks: ClassVar[tuple[str, ...]] = ("t2i",)
+    batch_fields: ClassVar[tuple[str, ...]]
+    uses_torch: ClassVar[bool] = True
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.schema: JsonSchema = schema_of(self.Params, self.narrowing(), checkpoint.narrowing)
+        self.counters: dict[str, int] = {}
+
+    # -- pure: needs no weights
+
+    def narrowing(self) -> Narrowing:
+        """Schema words that this checkpoint's configuration decides: default size, grid."""
+        return {}
+
+    def validate(self, request: Request) -> Request:
+        """The request with all parameters filled in. InvalidRequest names the field."""
+        if request.task not in self.tasks:
+            raise InvalidRequest(
+                "task", f"{request.task!r} is not a task of this model", ", ".join(self.tasks)
+            )
+        check_common(request)
+        params = check_params(request.params, self.schema)
+        return Request(**{**vars(request), "params": params})
+
+    def batch_key(self, request: Request) -> str:
+        """What rows must share for their whole life. The request must be validated."""
+        return canonical_key(request.task, request.params, self.batch_fields)
+
+    @abstractmethod
+    def cost(self, request: Request) -> int:
+        """Rows × branches × tokens of one step of a validated request."""
+
+    def info(self, model: str, max_batch: int, numerics: str = "auto") -> ModelInfo:
+        """What this checkpoint serves."""
+        limits = {"max_prompt_chars": MAX_PROMPT_CHARS, "max_outputs": MAX_OUTPUTS, **self.checkpoint.limits}
+        return ModelInfo(
+            model=model,
+            family=self.name,
+            class_name=self.checkpoint.class_name,
+            tasks=self.tasks,
+            params_schema=self.schema,
+            batch_fields=self.batch_fields,
+            max_batch=max_batch,
+            limits=limits,
+            revision=self.checkpoint.revision,
+            numerics=numerics,
+        )
+
+    def new_state(self, request: Request) -> RequestState[T, P, S]:
+        """The empty state of a validated request."""
+        return RequestState(request, self.Params(**request.params))
+
+    def warmup_request(self) -> Request:
+        """What a rank runs once before it says that it is ready: the defaults."""
+        return self.validate(Request(id="warm-up", prompt="warm-up"))
+
+    # -- verbs, in a rank
+
+    @abstractmethod
+    def load(self, placement: Placement) -> None:
+        """Bring the weights to the device. LoadError says what is wrong with the checkpoint."""
+
+    @abstractmethod
+    def prepare_encode(self, states: Sequence[RequestState[T, P, S]]) -> None:
+        """Fill conditioning, first latents, timesteps and sampler of new requests."""
+
+    @abstractmethod
+    def branches(self, state: RequestState[T, P, S]) -> tuple[str, ...]:
+        """The branches that this request needs in its present step."""
+
+    @abstractmethod
+    def predict(self, rows: Sequence[Row[T, P, S]], branch: str) -> T:
+        """One forward for these rows of one branch, [rows, ...]; changes no state."""
+
+    @abstractmethod
+    def combine(self, predictions: Mapping[str, T], state: RequestState[T, P, S]) -> T:
+        """The guidance formula of one request: branch -> [outputs, ...] to [outputs, ...]."""
+
+    @abstractmethod
+    def step_scheduler(self, state: RequestState[T, P, S], noise: T) -> None:
+        """The sampler's step; the caller advances `step_index`."""
+
+    @abstractmethod
+    def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> list[list[np.ndarray]]:
+        """Finished latents to pictures: for each request one H×W×3 array an output."""
+
+    def preview(self, state: RequestState[T, P, S]) -> np.ndarray | None:
+        """A coarse uint8 picture of the first output from its latents, never by the VAE; None where there is
+        none.
+        """
+        return None
+
+    def step_key(self, state: RequestState[T, P, S]) -> str:
+        """What rows must share in this step."""
+        return ""
+
+    @abstractmethod
+    def join(self, pieces: Sequence[T]) -> T:
+        """Concatenate along the first axis."""
+
+    # -- the default composition
+
+    def denoise_step(self, states: Sequence[RequestState[T, P, S]], max_rows: int) -> dict[str, T]:
+        """The combined prediction of each request for its present step, by id; changes no state.
+
+        Groups by step key, then by branch, and packs only rows that need the branch, at most `max_rows` a
+        forward.
+        """
+        predictions: dict[str, dict[str, T]] = {state.id: {} for state in states}
+        for group in _grouped(states, self.step_key):
+            for branch in _in_order(self.branches(state) for state in group):
+                needing = [state for state in group if branch in self.branches(state)]
+                for state, value in self._predict_branch(needing, branch, max_rows):
+                    predictions[state.id][branch] = value
+        return {state.id: self.combine(predictions[state.id], state) for state in states}
+
+    def _predict_branch(
+        self, states: Sequence[RequestState[T, P, S]], branch: str, max_rows: int
+    ) -> Iterator[tuple[RequestState[T, P, S], T]]:
+        rows = [Row(state, index) for state in states for index in range(state.request.num_outputs)]
+        parts = []
+        for start in range(0, len(rows), max_rows):
+            chunk = rows[start : start + max_rows]
+            parts.append(self.predict(chunk, branch))
+            self.count(f"forwards.{branch}", 1)
+            self.count(f"rows.{branch}", len(chunk))
+        whole = parts[0] if len(parts) == 1 else self.join(parts)
+        start = 0
+        for state in states:
+            yield state, whole[start : start + state.request.num_outputs]  # type: ignore[index]
+            start += state.request.num_outputs
+
+    def count(self, name: str, by: int) -> None:
+        """Add to a running total that stats show."""
+        self.counters[name] = self.counters.get(name, 0) + by
+
+
+def check_common(request: Request) -> None:
+    """The fields that every family shares. InvalidRequest names the first wrong one."""
+    if not request.id or not isinstance(request.id, str):
+        raise InvalidRequest("id", "must be a text that is not empty")
+    _check_text("prompt", request.prompt)
+    if request.negative_prompt is not None:
+        _check_text("negative_prompt", request.negative_prompt)
+    _check_int("num_outputs", request.num_outputs, 1, MAX_OUTPUTS)
+    _check_int("seed", request.seed, 0, SEED_MAX - request.num_outputs + 1)
+    _check_int("priority", request.priority, 0, 2)
+    _check_int("preview_every", request.preview_every, 0, 1_000_000)
+    if request.deadline_s is not None and not request.deadline_s >= 0:
+        raise InvalidRequest(
+            "deadline_s", f"{request.deadline_s!r} is not a time from now", "0 or more seconds"
+        )
+    for kind, arrays in request.inputs.items():
+        if len(arrays):
+            raise InvalidRequest(f"inputs.{kind}", "this model takes none", "no inputs")
+
+
+def _check_text(field: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(field, f"{type(value).__name__} is not a text", "text")
+    if len(value) > MAX_PROMPT_CHARS:
+        raise InvalidRequest(
+            field, f"{len(value)} characters are too many", f"at most {MAX_PROMPT_CHARS} characters"
+        )
+
+
+def _check_int(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(field, f"{value!r} is out of range", f"integer, {low} to {high}")
+
+
+def _grouped(states: Sequence[_A], key: Any) -> list[list[_A]]:
+    groups: dict[str, list[_A]] = {}
+    for state in states:
+        groups.setdefault(key(state), []).append(state)
+    return list(groups.values())
+
+
+def _in_order(names: Iterator[tuple[str, ...]]) -> list[str]:
+    """Each branch once, in the order of first need."""
+    return list(dict.fromkeys(name for some in names for name in some))

@@ -1,0 +1,98 @@
+"""A model folder read without its weights: class, configurations, settings, revision. No torch.
+
+Beside diffusers' `model_index.json` a folder may hold `saggar.json`:
+{"params": {"height": {"default": 64, "multipleOf": 8}, ...}, "limits": {"max_outputs": 16}}
+whose `params` narrow or replace words of the parameters' schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from saggar.engine.errors import LoadError
+from saggar.engine.params import Narrowing
+from saggar.engine.request import JsonValue
+
+_SMALL = 1 << 20
+_SAMPLE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`folder` holds a model_index.json. LoadError: it is missing or not readable."""
+
+    folder: Path
+
+    @cached_property
+    def index(self) -> dict[str, JsonValue]:
+        """The content of model_index.json."""
+        if not (self.folder / "model_index.json").is_file():
+            raise LoadError(f"{self.folder}: there is no model_index.json")
+        return _read_json(self.folder / "model_index.json")
+
+    @property
+    def class_name(self) -> str:
+        """The pipeline's class as the checkpoint names it."""
+        name = self.index.get("_class_name")
+        if not isinstance(name, str):
+            raise LoadError(f"{self.folder}/model_index.json: _class_name is missing")
+        return name
+
+    def config(self, component: str) -> dict[str, JsonValue]:
+        """The configuration of one component, from its config.json or scheduler_config.json."""
+        for name in ("config.json", "scheduler_config.json"):
+            if (self.folder / component / name).is_file():
+                return _read_json(self.folder / component / name)
+        raise LoadError(f"{self.folder}: component {component} is missing or has no configuration")
+
+    @cached_property
+    def settings(self) -> dict[str, JsonValue]:
+        """The content of saggar.json, empty if there is none."""
+        path = self.folder / "saggar.json"
+        return _read_json(path) if path.is_file() else {}
+
+    @property
+    def narrowing(self) -> Narrowing:
+        """The parameters' schema words that saggar.json sets."""
+        return cast(Narrowing, self.settings.get("params", {}))
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Limits that saggar.json sets."""
+        return cast("dict[str, int]", self.settings.get("limits", {}))
+
+    @cached_property
+    def revision(self) -> str:
+        """A digest of the folder: small files whole, of large ones name, size, start and end."""
+        digest = hashlib.sha256()
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and not any(
+                part.startswith(".") for part in path.relative_to(self.folder).parts
+            ):
+                digest.update(f"{path.relative_to(self.folder).as_posix()}:{path.stat().st_size}:".encode())
+                digest.update(_sample(path))
+        return digest.hexdigest()[:16]
+
+
+def _sample(path: Path) -> bytes:
+    if path.stat().st_size <= _SMALL:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        start = file.read(_SAMPLE)
+        file.seek(-_SAMPLE, 2)
+        return start + file.read()
+
+
+def _read_json(path: Path) -> dict[str, JsonValue]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise LoadError(f"{path}: not a JSON object")
+    return content

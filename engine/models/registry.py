@@ -1,0 +1,85 @@
+"""Which family serves which pipeline class, and where models are found by name.
+
+Families register themselves with `@serves("FluxPipeline")`. Those of this package are found by looking
+through its modules, those of other packages by the entry point group `saggar.models`: adding one needs no
+edit here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import saggar.engine.models
+from saggar.engine.errors import LoadError, Unsupported
+from saggar.engine.models.base import Family
+from saggar.engine.models.checkpoint import Checkpoint
+
+AnyFamily: TypeAlias = Family[Any, Any, Any]
+_FAMILIES: dict[str, type[AnyFamily]] = {}
+_F = TypeVar("_F", bound=type[AnyFamily])
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+NAMESPACE = "saggar"
+
+
+def serves(*class_names: str) -> Callable[[_F], _F]:
+    """Class decorator: this family runs checkpoints of these pipeline classes."""
+
+    def register(family: _F) -> _F:
+        for name in class_names:
+            _FAMILIES[name] = family
+        return family
+
+    return register
+
+
+def families() -> dict[str, type[AnyFamily]]:
+    """All families by pipeline class."""
+    _import_all()
+    return dict(sorted(_FAMILIES.items()))
+
+
+def open_family(model: str) -> AnyFamily:
+    """The family of a model, without weights. Unsupported: unknown name or class; LoadError: a damaged
+    folder.
+    """
+    checkpoint = Checkpoint(resolve(model))
+    known = families()
+    if checkpoint.class_name not in known:
+        raise Unsupported(f"{model}: no family serves {checkpoint.class_name}; there are {', '.join(known)}")
+    try:
+        return known[checkpoint.class_name](checkpoint)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise LoadError(f"{checkpoint.folder}: unusable configuration: {error!r}") from error
+
+
+def resolve(model: str) -> Path:
+    """A folder, or a name such as `saggar/emoji` that comes with the engine. Unsupported lists
+    what exists.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if model in installed():
+        return ASSETS / model.removeprefix(f"{NAMESPACE}/")
+    known = ", ".join(installed()) or "none installed"
+    raise Unsupported(f"no model {model!r}: it is no folder, and the known names are: {known}")
+
+
+def installed() -> list[str]:
+    """Names of the models that come with the engine."""
+    return [f"{NAMESPACE}/{path.parent.name}" for path in sorted(ASSETS.glob("*/model_index.json"))]
+
+
+@cache
+def _import_all() -> None:
+    for module in pkgutil.iter_modules(saggar.engine.models.__path__):
+        importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
+    for point in entry_points(group="saggar.models"):
+        point.load()

@@ -1,0 +1,55 @@
+"""What the engine needs to know of a machine. One file a platform; `torch.cuda` is used in
+none but cuda.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from saggar.engine.config import Pixels
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a family's weights live. `device` and `dtype` are None for families without torch."""
+
+    pixels: Pixels
+    numerics: str
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+
+
+class Platform(Protocol):
+    """A kind of device. Importing its module imports torch; a rank does that, the engine's
+    process does not.
+    """
+
+    kind: str
+    communication: str
+
+    def available(self) -> bool:
+        """Whether this machine has such a device."""
+
+    def device(self, index: int) -> torch.device:
+        """The device of a local rank; makes it the current one."""
+
+    def default_dtype(self) -> torch.dtype:
+        """The dtype of `auto`."""
+
+    def set_threads(self, threads: int | None) -> None:
+        """CPU threads of this process."""
+
+    def memory(self, index: int) -> dict[str, int]:
+        """Bytes: `used` by this process and `total`."""
+
+    def synchronize(self) -> None:
+        """Wait for everything that was launched."""
+
+    def free_cache(self) -> None:
+        """Give unused memory back to the device."""
+
+    def out_of_memory(self) -> tuple[type[BaseException], ...]:
+        """The exceptions that mean it."""

@@ -1,0 +1,49 @@
+# ruff: noqa: ARG002  (a contract's arguments are not all needed by each who keeps it)
+"""The CPU as a platform: float32, gloo."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+class Cpu:
+    """See platform.base.Platform."""
+
+    kind = "cpu"
+    communication = "gloo"
+
+    def available(self) -> bool:
+        """Always."""
+        return True
+
+    def device(self, index: int) -> torch.device:
+        """There is one CPU device, whatever the rank."""
+        return torch.device("cpu")
+
+    def default_dtype(self) -> torch.dtype:
+        """float32."""
+        return torch.float32
+
+    def set_threads(self, threads: int | None) -> None:
+        """Threads of one operation."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def memory(self, index: int) -> dict[str, int]:
+        """Resident bytes of this process, and the machine's total."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[1]) * page
+        return {"used": used, "total": os.sysconf("SC_PHYS_PAGES") * page}
+
+    def synchronize(self) -> None:
+        """CPU work is done when it returns."""
+
+    def free_cache(self) -> None:
+        """The allocator keeps none that it could give back."""
+
+    def out_of_memory(self) -> tuple[type[BaseException], ...]:
+        """Python's own; torch's CPU allocator raises a plain RuntimeError, told by its text."""
+        return (MemoryError,)

@@ -1,0 +1,48 @@
+"""NVIDIA GPUs as a platform: bfloat16, NCCL. The only file that names torch.cuda."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Cuda:
+    """See platform.base.Platform."""
+
+    kind = "cuda"
+    communication = "nccl"
+
+    def available(self) -> bool:
+        """At least one GPU and a torch that can use it."""
+        return torch.cuda.is_available()
+
+    def device(self, index: int) -> torch.device:
+        """GPU `index` of those that this process sees."""
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+        return device
+
+    def default_dtype(self) -> torch.dtype:
+        """bfloat16."""
+        return torch.bfloat16
+
+    def set_threads(self, threads: int | None) -> None:
+        """CPU threads of one operation; the GPU does not care."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def memory(self, index: int) -> dict[str, int]:
+        """Bytes allocated by this process on the GPU, and the GPU's total."""
+        free, total = torch.cuda.mem_get_info(index)
+        return {"used": torch.cuda.memory_allocated(index), "reserved": total - free, "total": total}
+
+    def synchronize(self) -> None:
+        """Wait for the current device."""
+        torch.cuda.synchronize()
+
+    def free_cache(self) -> None:
+        """Return cached blocks to the driver."""
+        torch.cuda.empty_cache()
+
+    def out_of_memory(self) -> tuple[type[BaseException], ...]:
+        """torch's own class."""
+        return (torch.cuda.OutOfMemoryError,)

@@ -1,0 +1,51 @@
+"""How much one forward may hold: rows, and beside it cost (rows × branches × tokens)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from saggar.engine.sched.base import Entry
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """`max_rows` 1 is serial. An entry above a limit by itself runs alone."""
+
+    max_rows: int
+    max_cost: int | None = None
+
+    def load(self, entries: Iterable[Entry]) -> Load:
+        """The load that these entries are."""
+        load = Load(self)
+        for entry in entries:
+            load.add(entry)
+        return load
+
+
+@dataclass
+class Load:
+    """What a batch holds so far."""
+
+    capacity: Capacity
+    rows: int = 0
+    cost: int = 0
+
+    def add(self, entry: Entry) -> None:
+        """Count the entry in."""
+        self.rows += entry.rows
+        self.cost += entry.cost
+
+    def refusal(self, entry: Entry) -> str | None:
+        """Why the entry may not join (`rows`, `cost`), None if it may. An empty batch takes anything."""
+        if self.rows == 0:
+            return None
+        if self.rows + entry.rows > self.capacity.max_rows:
+            return "rows"
+        limit = self.capacity.max_cost
+        return "cost" if limit is not None and self.cost + entry.cost > limit else None
+
+    @property
+    def full(self) -> bool:
+        """No row is left."""
+        return self.rows >= self.capacity.max_rows

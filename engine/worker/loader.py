@@ -1,0 +1,38 @@
+"""From a configuration to a runner that is ready: family, device, weights, warm-up."""
+
+from __future__ import annotations
+
+import os
+
+from saggar.engine.config import EngineConfig
+from saggar.engine.models.registry import AnyFamily, open_family
+from saggar.engine.platform.base import Placement
+from saggar.engine.worker.plan import Ready
+from saggar.engine.worker.runner import Runner
+
+
+def load(config: EngineConfig, rank: int = 0) -> tuple[Runner, Ready]:
+    """Load the model of `config` in this process. Raises LoadError, Unsupported, or what the
+    warm-up raises.
+    """
+    family = open_family(config.model)
+    runner, numerics = _with_torch(config, family, rank) if family.uses_torch else _plain(config, family)
+    if config.warmup:
+        runner.warm_up()
+    return runner, Ready(rank, os.getpid(), numerics, family.checkpoint.revision)
+
+
+def _plain(config: EngineConfig, family: AnyFamily) -> tuple[Runner, str]:
+    placement = Placement(config.pixels, numerics="exact")
+    family.load(placement)
+    return Runner(family, config.max_batch), placement.numerics
+
+
+def _with_torch(config: EngineConfig, family: AnyFamily, rank: int) -> tuple[Runner, str]:
+    import torch
+    from saggar.engine.platform.select import place
+
+    placement, platform = place(config, rank)
+    family.load(placement)
+    runner = Runner(family, config.max_batch, platform.out_of_memory(), torch.inference_mode)
+    return runner, placement.numerics

@@ -1,0 +1,70 @@
+"""What the engine sends to the ranks and what comes back. No torch; everything here is pickled between
+processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from saggar.engine.errors import EngineError
+from saggar.engine.request import Request
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One turn of the ranks, in this order: drop, encode `admit`, step the rows of `run`, decode what is
+    finished.
+
+    `steps`: at most so many steps (None: no limit); a turn also ends when a row finishes, fails or is
+    cancelled. `decode_rows`: rows decoded in this turn while others still have steps to make; at least
+    one request is. Requests that a rank holds and `run` does not name stay parked, their latents
+    untouched.
+    """
+
+    id: int
+    run: tuple[str, ...] = ()
+    admit: tuple[Request, ...] = ()
+    drop: tuple[str, ...] = ()
+    steps: int | None = None
+    decode_rows: int = 8
+
+
+RowStatus = Literal["running", "decoding", "done", "failed", "dropped"]
+
+
+@dataclass(frozen=True)
+class RowReport:
+    """Where one request stands after a turn. `arrays` come with `done`, `error` with `failed`."""
+
+    id: str
+    status: RowStatus
+    step: int
+    steps: int
+    arrays: Sequence[np.ndarray] = ()
+    previews: Sequence[tuple[int, np.ndarray]] = ()
+    error: EngineError | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The end of a turn: a line for each request of `run`, and the rank's running totals."""
+
+    plan_id: int
+    rows: tuple[RowReport, ...]
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A rank has loaded and warmed up. `numerics` names what its results depend on."""
+
+    rank: int
+    pid: int
+    numerics: str
+    revision: str

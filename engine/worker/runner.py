@@ -1,0 +1,227 @@
+"""Carries out plans on a loaded family: encode, step, decode. One request's failure stays its own.
+
+A verb that fails for a list is tried again by halves, so that only the culprits end in error; verbs
+therefore bear being called again for the same states. With several ranks a failure inside a collective is
+the group's, not a row's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from saggar.engine.errors import EngineError, OutOfMemory, RowFailed
+from saggar.engine.models.base import Family
+from saggar.engine.models.state import RequestState
+from saggar.engine.worker.plan import Plan, Report, RowReport, RowStatus
+
+if TYPE_CHECKING:
+    import numpy as np
+
+State: TypeAlias = RequestState[Any, Any, Any]
+Cancelled: TypeAlias = Callable[[str], bool]
+OnStep: TypeAlias = Callable[[Sequence[RowReport]], None]
+
+
+class Runner:
+    """Holds the states of the requests that this rank works on, by id.
+
+    `max_rows` bounds one forward; `memory_errors` are the exceptions that mean "out of memory".
+    """
+
+    def __init__(
+        self,
+        family: Family[Any, Any, Any],
+        max_rows: int,
+        memory_errors: tuple[type[BaseException], ...] = (MemoryError,),
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.family = family
+        self.max_rows = max_rows
+        self._memory_errors = memory_errors
+        self._context = context
+        self.states: dict[str, State] = {}
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def execute(self, plan: Plan, cancelled: Cancelled, on_step: OnStep) -> Report:
+        """One turn; see Plan. `cancelled` is asked before each step, `on_step` told after each but
+        the last.
+        """
+        with self._context():
+            turn = _Turn(self, plan, cancelled, on_step)
+            turn.encode()
+            turn.denoise()
+            turn.decode()
+            return turn.report()
+
+    def warm_up(self) -> None:
+        """One step and decode of the family's own warm-up request. Raises what they raise."""
+        request = self.family.warmup_request()
+        with self._context():
+            state = self.family.new_state(request)
+            self.family.prepare_encode([state])
+            noise = self.family.denoise_step([state], self.max_rows)[state.id]
+            self.family.step_scheduler(state, noise)
+            self.family.post_decode([state])
+        self.family.counters.clear()
+
+    def failure(self, error: Exception) -> EngineError:
+        """The engine's error for whatever a verb raised."""
+        if isinstance(error, EngineError):
+            return error
+        if isinstance(error, self._memory_errors) or "out of memory" in str(error).lower():
+            return OutOfMemory(str(error))
+        return RowFailed(f"{type(error).__name__}: {error}")
+
+
+class _Turn:
+    """One plan under way."""
+
+    def __init__(self, runner: Runner, plan: Plan, cancelled: Cancelled, on_step: OnStep) -> None:
+        self._runner = runner
+        self._family = runner.family
+        self._plan = plan
+        self._cancelled = cancelled
+        self._on_step = on_step
+        self._failed: dict[str, EngineError] = {}
+        self._dropped: set[str] = set()
+        self._arrays: dict[str, list[np.ndarray]] = {}
+        self._previews: dict[str, list[tuple[int, np.ndarray]]] = {}
+        for request_id in plan.drop:
+            runner.states.pop(request_id, None)
+        self._fresh = [self._family.new_state(request) for request in plan.admit]
+        runner.states.update({state.id: state for state in self._fresh})
+        self._states = [runner.states[request_id] for request_id in plan.run]
+
+    def encode(self) -> None:
+        """Conditioning and first latents of the newcomers."""
+        self._drop_cancelled()
+        fresh = [state for state in self._fresh if self._alive(state)]
+        self._timed("encode_s", fresh, self._family.prepare_encode)
+
+    def denoise(self) -> None:
+        """Steps until the plan's number, or until a row finishes, fails or is cancelled."""
+        done = 0
+        while self._plan.steps is None or done < self._plan.steps:
+            ended = self._drop_cancelled()
+            moving = self._moving()
+            if not moving or (ended and done):
+                return
+            if done:
+                self._on_step([self._line(state) for state in self._states if self._alive(state)])
+            before = len(self._failed)
+            self._step(moving)
+            done += 1
+            if len(self._failed) > before or any(state.finished for state in moving):
+                return
+
+    def decode(self) -> None:
+        """Pictures of what is finished; within the plan's budget while others still have steps to make."""
+        self._drop_cancelled()
+        waiting = [state for state in self._states if self._alive(state) and state.finished]
+        while waiting:
+            chunk = _first_rows(waiting, self._plan.decode_rows)
+            waiting = waiting[len(chunk) :]
+            self._timed("decode_s", chunk, self._decode_list)
+            if self._moving():
+                return
+
+    def report(self) -> Report:
+        """A line for each request of the plan; forgets those that have ended."""
+        lines = tuple(self._line(state) for state in self._states)
+        for line in lines:
+            if line.status in ("done", "failed", "dropped"):
+                self._runner.states.pop(line.id, None)
+        return Report(self._plan.id, lines, dict(self._family.counters))
+
+    def _moving(self) -> list[State]:
+        return [state for state in self._states if self._alive(state) and not state.finished]
+
+    def _alive(self, state: State) -> bool:
+        return state.id not in self._failed and state.id not in self._dropped
+
+    def _drop_cancelled(self) -> bool:
+        ended = {state.id for state in self._states if self._alive(state) and self._cancelled(state.id)}
+        self._dropped |= ended
+        return bool(ended)
+
+    def _step(self, states: list[State]) -> None:
+        noise: dict[str, Any] = {}
+
+        def predict(some: list[State]) -> None:
+            noise.update(self._family.denoise_step(some, self._runner.max_rows))
+
+        def advance(some: list[State]) -> None:
+            for state in some:
+                self._family.step_scheduler(state, noise.pop(state.id))
+                state.step_index += 1
+                every = state.request.preview_every
+                if every and state.step_index % every == 0:
+                    self._preview(state)
+
+        self._timed("denoise_s", states, predict)
+        for state in states:
+            if self._alive(state):
+                self._guarded([state], advance)
+
+    def _preview(self, state: State) -> None:
+        picture = self._family.preview(state)
+        if picture is not None:
+            self._previews.setdefault(state.id, []).append((state.step_index, picture))
+
+    def _decode_list(self, states: list[State]) -> None:
+        pictures = self._family.post_decode(states)
+        if len(pictures) != len(states):
+            raise RowFailed(f"{len(states)} requests were decoded to {len(pictures)} results")
+        for state, arrays in zip(states, pictures, strict=True):
+            if len(arrays) != state.request.num_outputs:
+                raise RowFailed(f"{state.request.num_outputs} outputs were asked for and {len(arrays)} came")
+            self._arrays[state.id] = arrays
+
+    def _timed(self, name: str, states: list[State], action: Callable[[list[State]], None]) -> None:
+        if not states:
+            return
+        start = time.perf_counter()
+        self._guarded(states, action)
+        took = time.perf_counter() - start
+        for state in states:
+            state.timings[name] = state.timings.get(name, 0.0) + took
+
+    def _guarded(self, states: list[State], action: Callable[[list[State]], None]) -> None:
+        try:
+            action(states)
+        except Exception as error:  # noqa: BLE001  (whatever a model raises is that row's error)
+            if len(states) == 1:
+                self._failed[states[0].id] = self._runner.failure(error)
+                return
+            middle = len(states) // 2
+            self._guarded(states[:middle], action)
+            self._guarded(states[middle:], action)
+
+    def _line(self, state: State) -> RowReport:
+        error, arrays = self._failed.get(state.id), self._arrays.get(state.id, ())
+        status: RowStatus = "decoding" if state.finished else "running"
+        if error is not None:
+            status = "failed"
+        elif state.id in self._dropped:
+            status = "dropped"
+        elif arrays:
+            status = "done"
+        previews = self._previews.pop(state.id, ())
+        timings = state.timings if status == "done" else {}
+        return RowReport(state.id, status, state.step_index, state.steps, arrays, previews, error, timings)
+
+
+def _first_rows(states: list[State], rows: int) -> list[State]:
+    """The first states of at most `rows` rows together, at least one."""
+    chosen, total = [states[0]], states[0].request.rows
+    for state in states[1:]:
+        total += state.request.rows
+        if total > rows:
+            break
+        chosen.append(state)
+    return chosen
