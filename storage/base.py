@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, Self
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from saggar.storage.errors import StorageConfigError
@@ -62,7 +63,7 @@ class Storage(Protocol):
         """What is known without reading, or None when there is no such object."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with this text (a prefix of characters, not of parts), ordered by key."""
+        """Objects whose key starts with this text, whole parts or not; a folder's objects come together."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove these objects; a missing one is no error."""
@@ -144,4 +145,4 @@ def open_storage(url: str, settings: StorageSettings | None = None) -> Storage:
 def _local_folder(url: str, path: str) -> Path:
     if url.startswith("file://") and not path.startswith("/"):
         raise StorageConfigError(f"{url!r}: a file URL has three slashes and an absolute path")
-    return Path(path)
+    return Path(unquote(path)) if url.startswith("file://") else Path(path)

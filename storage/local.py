@@ -151,7 +151,7 @@ class LocalStorage:
             yield here, name
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Depth first; a folder sorts as its name and a slash, which is the order of whole keys."""
+        """Depth first; a folder sorts as its name and a slash, which yields the order of whole keys."""
         try:
             with os.scandir(folder) as entries:
                 found = [entry for entry in entries if not entry.name.startswith(".")]

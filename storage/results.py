@@ -42,7 +42,7 @@ class ManifestOutput(ManifestFile):
 
 
 class ResultManifest(BaseModel):
-    """All of a job's result; `spec_sha256` is `spec_digest` of the request it answers, `timings` in seconds."""
+    """A job's result; `spec_sha256` is `spec_digest` of the request it answers, `timings` in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

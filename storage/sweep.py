@@ -53,7 +53,7 @@ def sweep(
 
 
 def _attempt_objects(storage: Storage, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
-    """(the job's own prefix, object); one job's attempts follow each other in the order of keys."""
+    """(the job's own prefix, object); a listing keeps a job's attempts together."""
     for info in storage.list(prefix):
         attempt = parse_attempt(info.key)
         if attempt is not None:

@@ -57,7 +57,7 @@ class Uploader:
         )
 
     def close(self) -> None:
-        """End waits between tries at once and let running calls finish; what is not uploaded stays in the spool."""
+        """End waits between tries at once, let running calls finish; the rest stays in the spool."""
         self._stop.set()
         self._pool.shutdown(cancel_futures=True)
 
