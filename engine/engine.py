@@ -349,7 +349,7 @@ class Engine:
         """Everything that has not ended ends with this error, and nothing more is taken."""
         with self._lock:
             self._over = self._over or error
-            ended = [end for live in list(self._live.values()) for end in self._end(live, error)]
+            ended = [end for live in list(self._live.values()) for end in self._end(live, self._over)]
         self._deliver(ended)
 
     def _release(self, announced: Announced) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from saggar.engine.config import EngineConfig
 from saggar.engine.errors import EngineError
 from saggar.engine.request import Request
 
@@ -61,6 +62,14 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Start:
+    """What a rank needs to begin."""
+
+    config: EngineConfig
+    rank: int
+
+
+@dataclass(frozen=True)
 class Ready:
     """A rank has loaded and warmed up. `numerics` names what its results depend on."""
 
@@ -68,3 +77,29 @@ class Ready:
     pid: int
     numerics: str
     revision: str
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Between two steps of a plan: where its requests stand."""
+
+    rows: tuple[RowReport, ...]
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End these requests before their next step, if the plan under way has them."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """Finish the turn and end the process."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The rank could not start, or cannot go on; its process ends."""
+
+    error: EngineError

@@ -1,13 +1,14 @@
 """Messages between two processes of a group over a socket pair, large arrays through shared memory.
 
 A segment is an anonymous memory file: it has no name, so nothing is left behind however either side ends. Its
-descriptor travels with the message; the receiver maps it, and the arrays it gets are views of that mapping, which lives
-as long as they do. Arrays are written compact: a view never ships its base. Only what came through the group's own
-socket pair is unpickled.
+descriptor travels with the message; the receiver maps it, and the arrays it gets are views of that
+mapping, which lives as long as they do. Arrays are written compact: a view never ships its base. Only
+what came through the group's own socket pair is unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -72,10 +73,8 @@ class Channel:
 
     def close(self) -> None:
         """Close this end; a thread that waits in `receive` gets ChannelClosed."""
-        try:
+        with contextlib.suppress(OSError):  # the other side may have been quicker
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side was quicker
         self._socket.close()
 
     def _read(self, length: int) -> bytearray:
@@ -143,7 +142,7 @@ def _write_segment(arrays: list[tuple[int, np.ndarray]]) -> int:
         last_offset, last = arrays[-1]
         os.ftruncate(fd, -(-(last_offset + last.nbytes) // _ALIGN) * _ALIGN)
         for offset, value in arrays:
-            _write(fd, memoryview(np.ascontiguousarray(value)).cast("B"), offset)
+            _write(fd, np.ascontiguousarray(value).data.cast("B"), offset)
     except BaseException:
         os.close(fd)
         raise
@@ -161,5 +160,3 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)
-
-

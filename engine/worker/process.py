@@ -1,0 +1,107 @@
+"""A rank: its process loads the model, carries out plans and ends when its parent does.
+
+Started as `python -m saggar.engine.worker.process FD`, FD being its end of a socket pair. A thread of its
+own receives, so that a cancel is never behind a running forward, and that the parent's end is noticed at
+once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import cast
+
+from saggar.engine.errors import EngineError, LoadError, WorkerDied
+from saggar.engine.worker.channel import Channel, ChannelClosed
+from saggar.engine.worker.loader import load
+from saggar.engine.worker.plan import Cancel, Failed, Plan, RowReport, Start, Stepped
+from saggar.engine.worker.runner import Runner
+
+
+class Inbox:
+    """Plans in order, and the ids to cancel; filled by the receiving thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._cancelled: set[str] = set()
+        threading.Thread(target=self._receive, name="saggar-inbox", daemon=True).start()
+
+    def next_plan(self) -> Plan | None:
+        """Wait for a plan; None: shut down. What was to be cancelled before it is dropped by the plan
+        itself.
+        """
+        return self._plans.get()
+
+    def cancelled(self, request_id: str) -> bool:
+        """Whether a cancel has come for this request."""
+        return request_id in self._cancelled
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """These have ended."""
+        self._cancelled.difference_update(request_ids)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message = self._channel.receive()
+            except ChannelClosed:
+                os._exit(0)  # the parent has gone: nobody wants the rest, and a forward cannot be interrupted
+            if isinstance(message, Plan):
+                self._plans.put(message)
+            elif isinstance(message, Cancel):
+                self._cancelled.update(message.request_ids)
+            else:
+                self._plans.put(None)
+                return
+
+
+def main(fd: int) -> int:
+    """The rank's life; returns the exit status."""
+    # Stopping is the parent's decision: a signal for the whole group must not take a running batch along.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    channel = Channel(socket.socket(fileno=fd))
+    sys.path[:] = cast("list[str]", channel.receive())
+    start = cast(Start, channel.receive())
+    inbox = Inbox(channel)
+    try:
+        runner, ready = load(start.config, start.rank)
+        channel.send(ready)
+        _serve(runner, inbox, channel)
+    except ChannelClosed:
+        return 0
+    except BaseException as error:  # noqa: BLE001  (the parent is told, and the process ends)
+        traceback.print_exc()
+        channel.send(Failed(_as_engine_error(error)))
+        return 1
+    return 0
+
+
+def _serve(runner: Runner, inbox: Inbox, channel: Channel) -> None:
+    def on_step(rows: Sequence[RowReport]) -> None:
+        channel.send(Stepped(tuple(rows)))
+
+    while (plan := inbox.next_plan()) is not None:
+        report = runner.execute(plan, inbox.cancelled, on_step)
+        inbox.forget([row.id for row in report.rows])
+        channel.send(report)
+
+
+def _as_engine_error(error: BaseException) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    kind = WorkerDied if isinstance(error, SystemExit | KeyboardInterrupt) else LoadError
+    return kind(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
