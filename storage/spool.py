@@ -10,6 +10,7 @@ pass at all.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -24,7 +25,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 from saggar.storage.errors import Conflict, SpoolFull, StorageConfigError
 from saggar.storage.files import flush_folder, make_folders, opened_folder, sha256_of, write_new
-from saggar.storage.keys import check_key
+from saggar.storage.keys import attempt_prefix, check_key
 
 _ENTRY = "entry.json"
 _LOCK = ".lock"
@@ -94,7 +95,7 @@ class Spool:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._lock = _take_lock(folder)
-        self._changed = Condition()
+        self._changed = Condition()  # over a re-entrant lock
         _remove_unfinished(folder)
         self._used = sum(entry.size for entry in self.entries())
 
@@ -117,9 +118,9 @@ class Spool:
         return self._used
 
     def room(self) -> int:
-        """Bytes that fit now."""
+        """Bytes that fit now: into the limit, and onto the disk."""
         with self._changed:
-            return max(0, self.limit_bytes - self._used)
+            return max(0, min(self.limit_bytes - self._used, _free_bytes(self.folder)))
 
     def wait_for_room(self, needed: int, timeout_s: float) -> bool:
         """Block until `needed` bytes fit; False when the time was up first."""
@@ -129,9 +130,9 @@ class Spool:
     def write(self, job_id: str, attempt: int, items: Sequence[SpoolItem], note: str = "") -> SpoolEntry:
         """Make an attempt's outputs durable here.
 
-        Raises SpoolFull, and Conflict when this attempt has an entry.
+        Raises SpoolFull (the disk's end counts too), and Conflict when this attempt has an entry.
         """
-        name = f"{check_key(job_id)}.a{attempt}"
+        name = attempt_prefix("", job_id, attempt).replace("/", ".")
         for item in items:
             check_key(item.key)
         needed = sum(len(item.data) for item in items)
@@ -139,8 +140,10 @@ class Spool:
         try:
             record = _Record(job_id=job_id, attempt=attempt, note=note, files=_describe(items))
             return self._write(name, items, record)
-        except BaseException:
+        except BaseException as error:
             self._give_room(needed)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SpoolFull(needed, 0) from error
             raise
 
     def entries(self) -> list[SpoolEntry]:
@@ -178,12 +181,13 @@ class Spool:
         return SpoolEntry(final, record.job_id, record.attempt, record.note, record.files)
 
     def _fits(self, needed: int) -> bool:
-        return self._used == 0 or self._used + needed <= self.limit_bytes
+        within = self._used == 0 or self._used + needed <= self.limit_bytes
+        return within and needed <= _free_bytes(self.folder)
 
     def _take_room(self, needed: int) -> None:
         with self._changed:
             if not self._fits(needed):
-                raise SpoolFull(needed, max(0, self.limit_bytes - self._used))
+                raise SpoolFull(needed, self.room())
             self._used += needed
 
     def _give_room(self, size: int) -> None:
@@ -205,6 +209,10 @@ class Spool:
                     self._used += _read_entry(self.folder / folder.name).size
             os.close(lock)
         flush_folder(self.folder)
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _take_lock(folder: Path) -> int:
