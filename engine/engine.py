@@ -233,16 +233,20 @@ class Engine:
 
     def _on_step(self, rows: Sequence[RowReport]) -> None:
         """Called by the executor between the steps of a plan."""
-        for row in rows:
-            live = self._live.get(row.id)
-            if live is not None:
-                live.advance(row)
+        self._advance(rows)
         with self._lock:
             ended = self._expire(time.monotonic())
         self._deliver(ended)
 
+    def _advance(self, rows: Sequence[RowReport]) -> None:
+        for row in rows:
+            live = self._live.get(row.id)
+            if live is not None:
+                live.advance(row)
+
     def _update(self, plan: Plan, report: Report) -> list[Ending]:
         """Take over what the ranks report; returns the requests that have ended."""
+        self._advance(report.rows)
         lines = {row.id: row for row in report.rows}
         with self._lock:
             self._rank_counters = report.counters
@@ -258,7 +262,6 @@ class Engine:
         """How the request has ended, None if it has not."""
         if row is None:
             return RowFailed("the ranks reported nothing of this request")
-        live.advance(row)
         if row.error is not None or live.stopping is not None:
             return row.error or live.stopping
         if row.status == "dropped":

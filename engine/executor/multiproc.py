@@ -81,13 +81,13 @@ class _Rank:
     def __init__(self, start: Start) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "saggar.engine.worker.process", str(theirs.fileno())]
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
         try:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=quiet | os.environ,
                 start_new_session=True,  # a terminal's Ctrl-C is for the parent alone
             )
         except BaseException:

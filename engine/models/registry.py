@@ -26,6 +26,8 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
+_SUPPORT = {"base", "checkpoint", "common", "registry", "state", "tiny", "torch_family"}
+"""Modules beside the families'; importing some of them imports torch."""
 
 
 def serves(*class_names: str) -> Callable[[_F], _F]:
@@ -80,6 +82,7 @@ def installed() -> list[str]:
 @cache
 def _import_all() -> None:
     for module in pkgutil.iter_modules(saggar.engine.models.__path__):
-        importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
+        if module.name not in _SUPPORT:
+            importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
     for point in entry_points(group="saggar.models"):
         point.load()

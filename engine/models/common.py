@@ -1,0 +1,183 @@
+"""What diffusers' image families share: loading, samplers, noise, pixels. Imported in a rank only: it
+imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from saggar.engine.config import Pixels
+from saggar.engine.errors import EngineError, LoadError
+from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.state import RequestState, Row
+from saggar.engine.platform.base import Placement
+from saggar.engine.request import Request
+
+Rows = Sequence[Row[torch.Tensor, Any, Any]]
+
+
+def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement) -> Any:
+    """The pipeline over its parts, on the rank's device and without gradients.
+
+    Weights come from safetensors alone: a pickle could run code. LoadError: a missing or damaged
+    component, wrong shapes, weights that lack names, no safetensors.
+    """
+    for library in ("diffusers", "transformers"):
+        importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
+    parts = {name: _load_part(checkpoint, name, placement) for name in components(checkpoint)}
+    return getattr(importlib.import_module("diffusers"), class_name)(**parts)
+
+
+def components(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
+    """The parts that model_index.json names: component -> (library, class). Absent optional ones are left
+    out.
+    """
+    return {
+        name: (str(value[0]), str(value[1]))
+        for name, value in checkpoint.index.items()
+        if isinstance(value, list) and len(value) == 2 and value[0] is not None
+    }
+
+
+def _load_part(checkpoint: Checkpoint, name: str, placement: Placement) -> object:
+    library, class_name = components(checkpoint)[name]
+    folder = checkpoint.folder / name
+    if not folder.is_dir():
+        raise LoadError(f"{checkpoint.folder}: component {name} is missing")
+    kind = getattr(importlib.import_module(library), class_name, None)
+    if library not in ("diffusers", "transformers") or kind is None:
+        raise LoadError(f"{checkpoint.folder}: component {name}: {library} has no class {class_name}")
+    try:
+        if not issubclass(kind, torch.nn.Module):
+            return kind.from_pretrained(str(folder), local_files_only=True)
+        return _load_module(kind, library, folder, placement)
+    except EngineError:
+        raise
+    except Exception as error:
+        raise LoadError(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+def _load_module(kind: Any, library: str, folder: Path, placement: Placement) -> torch.nn.Module:
+    if not any(folder.glob("*.safetensors")):
+        raise LoadError(f"{folder}: there are no weights in safetensors, the only form that is loaded")
+    dtype = {"dtype" if library == "transformers" else "torch_dtype": placement.dtype}
+    module, info = kind.from_pretrained(
+        str(folder), use_safetensors=True, local_files_only=True, output_loading_info=True, **dtype
+    )
+    if info["missing_keys"] or info.get("mismatched_keys"):
+        wrong = sorted(str(key) for key in [*info["missing_keys"], *info.get("mismatched_keys", [])])
+        raise LoadError(f"{folder}: weights are missing or of another shape: {', '.join(wrong[:3])}")
+    return module.to(placement.device).requires_grad_(False).eval()  # type: ignore[no-any-return]
+
+
+def set_timesteps(
+    state: RequestState[torch.Tensor, Any, Any], template: Any, steps: int, sigmas: Any = None, **shift: float
+) -> None:
+    """Give the request a sampler of its own, with the checkpoint's settings, and its timesteps.
+
+    They stay on the CPU: a step reads single values of them, which on a device would each wait for it.
+    """
+    sampler = type(template).from_config(template.config)
+    if sigmas is None:
+        sampler.set_timesteps(steps, device="cpu", **shift)
+    else:
+        sampler.set_timesteps(sigmas=sigmas, device="cpu", **shift)
+    sampler.set_begin_index(0)
+    state.sampler, state.timesteps = sampler, sampler.timesteps
+
+
+def step(state: RequestState[torch.Tensor, Any, Any], noise: torch.Tensor) -> None:
+    """One step of the request's sampler over all of its outputs; noise it adds is drawn row by row."""
+    sampler: Any = state.sampler
+    takes_generator = "generator" in inspect.signature(sampler.step).parameters
+    extra = {"generator": state.generators} if takes_generator else {}
+    timestep = state.timesteps[state.step_index]
+    state.latents = sampler.step(noise, timestep, state.latents, return_dict=False, **extra)[0]
+
+
+def generators(request: Request) -> list[torch.Generator]:
+    """One CPU generator an output, seeded `seed + i`: noise depends on neither batch nor device."""
+    return [torch.Generator("cpu").manual_seed(request.seed + index) for index in range(request.num_outputs)]
+
+
+def pack(rows: Rows, branch: str, name: str) -> torch.Tensor:
+    """The rows' conditioning tensors of one name, [rows, ...]."""
+    return torch.cat([row.cond(branch, name) for row in rows])
+
+
+def pack_latents(rows: Rows) -> torch.Tensor:
+    """The rows' latents, [rows, ...]; whole requests are not cut up first."""
+    pieces: list[torch.Tensor] = []
+    index = 0
+    while index < len(rows):
+        state, first = rows[index].state, rows[index].index
+        count = 1
+        while index + count < len(rows) and rows[index + count].state is state:
+            count += 1
+        assert state.latents is not None
+        pieces.append(state.latents[first : first + count])
+        index += count
+    return join(pieces)
+
+
+def pack_timesteps(rows: Rows, like: torch.Tensor) -> torch.Tensor:
+    """Each row's present timestep, [rows], on the device of `like`."""
+    values = torch.stack([torch.as_tensor(row.state.timesteps[row.state.step_index]) for row in rows])
+    return values.to(like.device, non_blocking=True)
+
+
+def floats(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """One number a row, [rows], in float32 whatever the model's dtype."""
+    return torch.tensor(values, dtype=torch.float32, device=like.device)
+
+
+def guide(cond: torch.Tensor, uncond: torch.Tensor, scale: float) -> torch.Tensor:
+    """Classifier-free guidance."""
+    return uncond + scale * (cond - uncond)
+
+
+def to_pixels(images: torch.Tensor, pixels: Pixels) -> list[np.ndarray]:
+    """Pictures [n, 3, H, W] in -1..1 to H×W×3 arrays: uint8, or float32 in 0..1. Rounds as diffusers does."""
+    scaled = (images * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float()
+    if pixels == "uint8":
+        scaled = (scaled * 255).round().to(torch.uint8)
+    return list(scaled.cpu().contiguous().numpy())
+
+
+def split(
+    pictures: list[np.ndarray], states: Sequence[RequestState[torch.Tensor, Any, Any]]
+) -> list[list[np.ndarray]]:
+    """Pictures in the order of the states' outputs, to a list for each state."""
+    rest = iter(pictures)
+    return [[next(rest) for _ in range(state.request.num_outputs)] for state in states]
+
+
+def join(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate along the first axis; one piece is passed on as it is."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def rgb_preview(latents: torch.Tensor) -> np.ndarray:
+    """A coarse uint8 picture h×w×3 from latents [c, h, w]: three fixed mixtures of the channels, stretched
+    to 0..255.
+    """
+    channels = latents.float().cpu()
+    mixed = torch.stack([channels[index::3].mean(0) for index in range(3)], dim=-1)
+    low, high = mixed.amin(), mixed.amax()
+    scaled = (mixed - low) / (high - low).clamp_min(1e-6)
+    return (scaled * 255).round().to(torch.uint8).numpy()
+
+
+def calculate_shift(tokens: int, config: Any, top: float = 1.15) -> float:
+    """The flow sampler's shift for a number of image tokens, from its configuration's line; `top` is its
+    default.
+    """
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    base, top = config.get("base_shift", 0.5), config.get("max_shift", top)
+    return float(base + (top - base) * (tokens - low) / (high - low))

@@ -1,0 +1,150 @@
+"""FLUX.1 (dev, schnell): two forms of guidance, one distilled into a number, one true with a negative prompt.
+
+Rows may differ in text, timestep and both guidances; they share height, width and the text's length,
+because the transformer takes one set of positions for all rows. The sampler's shift depends on the
+resolution. Latents are packed: [outputs, tokens, channels × 4].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from saggar.engine.models.registry import serves
+from saggar.engine.models.state import RequestState, Row
+from saggar.engine.models.torch_family import TorchFamily, vae_factor
+from saggar.engine.params import Narrowing
+from saggar.engine.request import Request
+
+if TYPE_CHECKING:
+    import torch
+DEFAULT_LATENT = 128
+"""The pipeline's default size in latent pixels, whatever the checkpoint."""
+
+
+@dataclass(frozen=True)
+class FluxParams:
+    """Defaults as in FluxPipeline.__call__; height and width are the checkpoint's.
+
+    `guidance_scale` is the distilled guidance, ignored by models without it; `true_cfg_scale` above 1
+    together with a negative prompt costs a second forward.
+    """
+
+    height: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
+    width: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] = 3.5
+    true_cfg_scale: Annotated[float, Field(ge=0, le=100)] = 1.0
+    max_sequence_length: Annotated[int, Field(ge=1, le=512)] = 512
+
+
+State = RequestState["torch.Tensor", FluxParams, Any]
+Rows = Sequence[Row["torch.Tensor", FluxParams, Any]]
+
+
+@serves("FluxPipeline")
+class Flux(TorchFamily[FluxParams]):
+    """See the module."""
+
+    name = "flux"
+    pipeline = "FluxPipeline"
+    Params = FluxParams
+    batch_fields = ("height", "width", "max_sequence_length")
+
+    def narrowing(self) -> Narrowing:
+        """The grid is one patch of 2×2 latent pixels."""
+        factor = vae_factor(self.checkpoint.config("vae"))
+        size = {"default": DEFAULT_LATENT * factor, "minimum": 2 * factor, "multipleOf": 2 * factor}
+        return {"height": size, "width": size}
+
+    def cost(self, request: Request) -> int:
+        """Image and text tokens of each row and branch."""
+        params = FluxParams(**request.params)  # type: ignore[arg-type]
+        cell = 2 * vae_factor(self.checkpoint.config("vae"))
+        tokens = (params.height // cell) * (params.width // cell) + params.max_sequence_length
+        return request.rows * len(_branches(params, request)) * tokens
+
+    def prepare_encode(self, states: Sequence[State]) -> None:
+        """T5 and CLIP for all texts at once; noise, sampler and shifted timesteps for each request."""
+        wanted = self.texts(states)
+        embeds, pooled, text_ids = self._pipe.encode_prompt(
+            wanted, device=self._placement.device, max_sequence_length=states[0].params.max_sequence_length
+        )
+        self.condition(states, wanted, {"text": embeds, "pooled": pooled})
+        for state in states:
+            self._first_latents(state, embeds.dtype, text_ids)
+
+    def branches(self, state: State) -> tuple[str, ...]:
+        """A second forward only for true guidance."""
+        return _branches(state.params, state.request)
+
+    def predict(self, rows: Rows, branch: str) -> torch.Tensor:
+        """Velocity [rows, tokens, channels × 4]."""
+        from saggar.engine.models import common
+
+        latents = common.pack_latents(rows)
+        guidance = None
+        if self._pipe.transformer.config.guidance_embeds:
+            guidance = common.floats([row.state.params.guidance_scale for row in rows], latents)
+        velocity: torch.Tensor = self._pipe.transformer(
+            hidden_states=latents,
+            timestep=common.pack_timesteps(rows, latents).to(latents.dtype) / 1000,
+            guidance=guidance,
+            pooled_projections=common.pack(rows, branch, "pooled"),
+            encoder_hidden_states=common.pack(rows, branch, "text"),
+            txt_ids=rows[0].state.extras["text_ids"],
+            img_ids=rows[0].state.extras["image_ids"],
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def combine(self, predictions: Mapping[str, torch.Tensor], state: State) -> torch.Tensor:
+        """True guidance where the request has it."""
+        from saggar.engine.models import common
+
+        if "uncond" not in predictions:
+            return predictions["cond"]
+        return common.guide(predictions["cond"], predictions["uncond"], state.params.true_cfg_scale)
+
+    def _first_latents(self, state: State, dtype: torch.dtype, text_ids: torch.Tensor) -> None:
+        from saggar.engine.models import common
+
+        params, config = state.params, self._pipe.scheduler.config
+        state.generators = common.generators(state.request)
+        state.latents, image_ids = self._pipe.prepare_latents(
+            state.request.num_outputs,
+            self._pipe.transformer.config.in_channels // 4,
+            params.height,
+            params.width,
+            dtype,
+            self._placement.device,
+            state.generators,
+        )
+        state.extras = {"text_ids": text_ids, "image_ids": image_ids}
+        steps = params.num_inference_steps
+        sigmas = None if config.get("use_flow_sigmas") else np.linspace(1.0, 1 / steps, steps)
+        assert state.latents is not None
+        common.set_timesteps(
+            state,
+            self._pipe.scheduler,
+            steps,
+            sigmas=sigmas,
+            mu=common.calculate_shift(state.latents.shape[1], config),
+        )
+
+    def images(self, state: State) -> torch.Tensor:
+        """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]."""
+        assert state.latents is not None
+        cell = 2 * self._pipe.vae_scale_factor
+        high, wide = state.params.height // cell, state.params.width // cell
+        n, _, c4 = state.latents.shape
+        cells = state.latents.view(n, high, wide, c4 // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        return cells.reshape(n, c4 // 4, 2 * high, 2 * wide)
+
+
+def _branches(params: FluxParams, request: Request) -> tuple[str, ...]:
+    guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
+    return ("cond", "uncond") if guided else ("cond",)

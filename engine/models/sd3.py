@@ -1,0 +1,135 @@
+"""Stable Diffusion 3 and 3.5: classifier-free guidance above 1, with an empty negative prompt where none is
+given.
+
+Rows may differ in text, timestep and guidance; they share height, width and the T5 text's length.
+Latents have shape [outputs, channels, h, w].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from saggar.engine.models.registry import serves
+from saggar.engine.models.state import RequestState, Row
+from saggar.engine.models.torch_family import TorchFamily, vae_factor
+from saggar.engine.params import Narrowing
+from saggar.engine.request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class SD3Params:
+    """Defaults as in StableDiffusion3Pipeline.__call__; height and width are the checkpoint's."""
+
+    height: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
+    width: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] = 7.0
+    max_sequence_length: Annotated[int, Field(ge=1, le=512)] = 256
+
+
+State = RequestState["torch.Tensor", SD3Params, Any]
+Rows = Sequence[Row["torch.Tensor", SD3Params, Any]]
+
+
+@serves("StableDiffusion3Pipeline")
+class SD3(TorchFamily[SD3Params]):
+    """See the module."""
+
+    name = "sd3"
+    pipeline = "StableDiffusion3Pipeline"
+    Params = SD3Params
+    batch_fields = ("height", "width", "max_sequence_length")
+
+    def narrowing(self) -> Narrowing:
+        """Grid and largest size follow from VAE, patch and position table."""
+        factor, transformer = self._factor(), self.checkpoint.config("transformer")
+        cell = factor * int(str(transformer["patch_size"]))
+        size = {
+            "default": int(str(transformer["sample_size"])) * factor,
+            "minimum": cell,
+            "maximum": int(str(transformer["pos_embed_max_size"])) * cell,
+            "multipleOf": cell,
+        }
+        return {"height": size, "width": size}
+
+    def cost(self, request: Request) -> int:
+        """Image and text tokens (77 of CLIP besides T5's) of each row and branch."""
+        params = SD3Params(**request.params)  # type: ignore[arg-type]
+        cell = self._factor() * int(str(self.checkpoint.config("transformer")["patch_size"]))
+        tokens = (params.height // cell) * (params.width // cell) + 77 + params.max_sequence_length
+        return request.rows * len(_branches(params)) * tokens
+
+    def prepare_encode(self, states: Sequence[State]) -> None:
+        """Three encoders for all texts at once; noise and sampler for each request."""
+        wanted = self.texts(states)
+        embeds, _, pooled, _ = self._pipe.encode_prompt(
+            wanted,
+            None,
+            None,
+            device=self._placement.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=states[0].params.max_sequence_length,
+        )
+        self.condition(states, wanted, {"text": embeds, "pooled": pooled})
+        for state in states:
+            self._first_latents(state, embeds.dtype)
+
+    def branches(self, state: State) -> tuple[str, ...]:
+        """A second forward for guidance above 1."""
+        return _branches(state.params)
+
+    def predict(self, rows: Rows, branch: str) -> torch.Tensor:
+        """Velocity [rows, channels, h, w]."""
+        from saggar.engine.models import common
+
+        latents = common.pack_latents(rows)
+        velocity: torch.Tensor = self._pipe.transformer(
+            hidden_states=latents,
+            timestep=common.pack_timesteps(rows, latents),
+            encoder_hidden_states=common.pack(rows, branch, "text"),
+            pooled_projections=common.pack(rows, branch, "pooled"),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def combine(self, predictions: Mapping[str, torch.Tensor], state: State) -> torch.Tensor:
+        """Guidance where the request has it."""
+        from saggar.engine.models import common
+
+        if "uncond" not in predictions:
+            return predictions["cond"]
+        return common.guide(predictions["cond"], predictions["uncond"], state.params.guidance_scale)
+
+    def _first_latents(self, state: State, dtype: torch.dtype) -> None:
+        from saggar.engine.models import common
+
+        params, config = state.params, self._pipe.transformer.config
+        state.generators = common.generators(state.request)
+        state.latents = self._pipe.prepare_latents(
+            state.request.num_outputs,
+            config.in_channels,
+            params.height,
+            params.width,
+            dtype,
+            self._placement.device,
+            state.generators,
+        )
+        shift = {}
+        if self._pipe.scheduler.config.get("use_dynamic_shifting"):
+            cell = self._pipe.vae_scale_factor * config.patch_size
+            tokens = (params.height // cell) * (params.width // cell)
+            shift = {"mu": common.calculate_shift(tokens, self._pipe.scheduler.config, top=1.16)}
+        common.set_timesteps(state, self._pipe.scheduler, params.num_inference_steps, **shift)
+
+    def _factor(self) -> int:
+        return vae_factor(self.checkpoint.config("vae"))
+
+
+def _branches(params: SD3Params) -> tuple[str, ...]:
+    return ("cond", "uncond") if params.guidance_scale > 1 else ("cond",)
