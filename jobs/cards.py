@@ -150,21 +150,21 @@ class Cards:
         text = cast("str | None", self._redis.hget(self._key, model))
         return parse_card(text) if text is not None else None
 
-    def list(self) -> list[ModelCard]:
-        """All cards ever published, by model."""
-        texts = cast("dict[str, str]", self._redis.hgetall(self._key))
-        return [parse_card(text) for _, text in sorted(texts.items())]
-
     def workers_of(self, model: str, within_s: int = 180) -> list[str]:
         """Workers that published within this time, on Redis's clock."""
         seconds, _micros = self._time()
         return cast("list[str]", self._redis.zrangebyscore(self._workers(model), seconds - within_s, "+inf"))
 
+    def list(self) -> list[ModelCard]:
+        """All cards ever published, by model."""
+        texts = cast("dict[str, str]", self._redis.hgetall(self._key))
+        return [parse_card(text) for _, text in sorted(texts.items())]
+
     def _workers(self, model: str) -> str:
         return f"{self._key}:workers:{model}"
 
     def _time(self) -> tuple[int, int]:
-        return cast("tuple[int, int]", self._redis.time())
+        return self._redis.time()
 
 
 __all__ = ["Cards", "Limits", "ModelCard", "batch_key", "check_job", "parse_card", "unknown_model"]

@@ -68,7 +68,8 @@ class Times(_Frozen):
 class JobRecord(_Frozen):
     """The ledger's view of a job at one moment. `attempt` 0: never started. `position` is its place in the
     lane, from 0, while it waits and when it was asked for. `suspicions` counts attempts that died while
-    executing. `digest` names the spec as it was asked for."""
+    executing. `digest` names the spec as it was asked for; `put` counts the messages that have stood for the
+    job in its lane, `extras` is what they carry of Celery's (JSON)."""
 
     id: str
     state: State
@@ -84,6 +85,8 @@ class JobRecord(_Frozen):
     error: JobError | None = None
     times: Times
     position: int | None = None
+    put: int = 1
+    extras: str = ""
 
     @property
     def ended(self) -> bool:

@@ -67,7 +67,7 @@ class JobSettings(BaseModel):
     job_events_max: int = Field(default=1_000, ge=10)
     run_events_max: int = Field(default=100_000, ge=10)
     card_cache_s: float = Field(default=5.0, ge=0, allow_inf_nan=False)
-    socket_timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    socket_timeout_s: float = Field(default=30.0, ge=5, allow_inf_nan=False)  # a read may wait for 2 s
 
     @classmethod
     def make(cls, **values: object) -> Self:
@@ -103,7 +103,7 @@ def connect(settings: JobSettings) -> redis.Redis:
             decode_responses=True,
             retry=retry,
             socket_timeout=settings.socket_timeout_s,
-            socket_connect_timeout=min(5.0, settings.socket_timeout_s),
+            socket_connect_timeout=5.0,
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"redis_url: {error}") from None
@@ -122,7 +122,7 @@ def connect_async(settings: JobSettings) -> redis.asyncio.Redis:
             decode_responses=True,
             retry=retry,
             socket_timeout=settings.socket_timeout_s,
-            socket_connect_timeout=min(5.0, settings.socket_timeout_s),
+            socket_connect_timeout=5.0,
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"redis_url: {error}") from None

@@ -1,0 +1,156 @@
+"""What the clients with and without asyncio share: how jobs become operations, and answers become values.
+
+Pure, apart from the clock: no connection here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from saggar.jobs.cards import ModelCard, check_job, parse_card, unknown_model
+from saggar.jobs.errors import JobFailed, SaggarError, UnknownJob, WaitTimeout
+from saggar.jobs.ledger.message import job_message
+from saggar.jobs.ledger.ops import Ops
+from saggar.jobs.ledger.parse import Submitted
+from saggar.jobs.ledger.script import Op
+from saggar.jobs.record import JobRecord, JobResult
+from saggar.jobs.schema import Job, parse_job
+from saggar.jobs.settings import JobSettings
+
+JobLike = Job | dict[str, object] | str | bytes
+LOOK_S = 2.0  # how often a waiter looks at the record itself: a published message can be lost
+
+
+class CardCache:
+    """Cards by model, for a short time. Models without one are not remembered."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._cards: dict[str, tuple[float, ModelCard]] = {}
+
+    def missing(self, jobs: Iterable[Job | SaggarError]) -> list[str]:
+        """Models of these jobs that must be asked for."""
+        now = time.monotonic()
+        models = {job.model for job in jobs if isinstance(job, Job)}
+        return sorted(m for m in models if m not in self._cards or self._cards[m][0] < now)
+
+    def add(self, models: Sequence[str], texts: Sequence[str | None]) -> None:
+        """What Redis answered for the missing ones. Raises InvalidCard."""
+        until = time.monotonic() + self._keep_s
+        for model, text in zip(models, texts, strict=True):
+            self._cards.pop(model, None)
+            if text is not None:
+                self._cards[model] = (until, parse_card(text))
+
+    def get(self, model: str) -> ModelCard | None:
+        entry = self._cards.get(model)
+        return entry[1] if entry else None
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Settings, operations and cards of one client."""
+
+    settings: JobSettings
+    ops: Ops
+    cards: CardCache
+
+    @classmethod
+    def of(cls, settings: JobSettings) -> Desk:
+        return cls(settings, Ops(settings), CardCache(settings.card_cache_s))
+
+    @property
+    def cards_key(self) -> str:
+        return self.settings.key_prefix + "cards"
+
+    def result_channel(self, job_id: str) -> str:
+        """Where Celery's result is published: the wake-up of a waiter."""
+        return self.settings.result_key_prefix + job_id
+
+    def lacks_card(self, job: Job | SaggarError) -> bool:
+        """Whether the job will be refused because its model has no card."""
+        return isinstance(job, Job) and not job.allow_unserved and self.cards.get(job.model) is None
+
+    def submission(self, job: Job, known: Sequence[str]) -> Op[Submitted]:
+        """Raises InvalidJob; UnknownModel, which lists the `known` models."""
+        if self.lacks_card(job):
+            raise unknown_model(job.model, known)
+        card = self.cards.get(job.model)
+        checked = check_job(job, card) if card else job
+        return self.ops.submit(checked, job_message(checked, card), job.digest())
+
+    def submissions(
+        self, jobs: Sequence[Job | SaggarError], known: Sequence[str]
+    ) -> list[Op[Submitted] | SaggarError]:
+        """An operation or an error for each."""
+        out: list[Op[Submitted] | SaggarError] = []
+        for job in jobs:
+            try:
+                out.append(job if isinstance(job, SaggarError) else self.submission(job, known))
+            except SaggarError as error:
+                out.append(error)
+        return out
+
+    def revival(self, record: JobRecord) -> Op[bool]:
+        """Another attempt for an ended job; its card must have been fetched."""
+        card = self.cards.get(record.job.model)
+        put = record.put + 1
+        message = job_message(record.job, card, put=put, extras=record.extras, eta_us=0)
+        return self.ops.revive(record.id, message, put)
+
+
+def parsed(jobs: Iterable[JobLike]) -> list[Job | SaggarError]:
+    """A job or an error for each."""
+    out: list[Job | SaggarError] = []
+    for job in jobs:
+        try:
+            out.append(parse_job(job))
+        except SaggarError as error:
+            out.append(error)
+    return out
+
+
+def merged(
+    entries: Sequence[Op[Submitted] | SaggarError], answers: Sequence[Submitted | Exception]
+) -> Iterator[Submitted | SaggarError]:
+    """The answers in the places of their operations. Raises what is no answer (an error of Redis)."""
+    rest = iter(answers)
+    for entry in entries:
+        answer = next(rest) if isinstance(entry, Op) else entry
+        if isinstance(answer, Exception) and not isinstance(answer, SaggarError):
+            raise answer
+        yield answer
+
+
+def succeeded(record: JobRecord) -> JobResult:
+    """Raises JobFailed, which carries the record."""
+    if record.result is None:
+        why = f": {record.error.kind}: {record.error.message}" if record.error else ""
+        raise JobFailed(f"job {record.id} {record.state}{why}", record)
+    return record.result
+
+
+def known(job_id: str, record: JobRecord | None) -> JobRecord:
+    """Raises UnknownJob."""
+    if record is None:
+        raise UnknownJob(job_id)
+    return record
+
+
+class Patience:
+    """How long a waiter goes on."""
+
+    def __init__(self, job_id: str, timeout_s: float | None) -> None:
+        self._job_id, self._timeout_s = job_id, timeout_s
+        self._until = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def left(self) -> float:
+        """Seconds until the next look. Raises WaitTimeout."""
+        if self._until is None:
+            return LOOK_S
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise WaitTimeout(f"job {self._job_id} had not ended after {self._timeout_s:g} s")
+        return min(left, LOOK_S)

@@ -1,0 +1,189 @@
+"""The ledger's operations as values: which script, which arguments, how its reply is read. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, TypedDict, cast
+
+from saggar.jobs.errors import InvalidJob, NotRetryable, UnknownJob
+from saggar.jobs.lanes import LaneMessage, lane_base
+from saggar.jobs.ledger import parse
+from saggar.jobs.ledger.message import micros
+from saggar.jobs.ledger.script import Argument, Op, Reply
+from saggar.jobs.record import STATES, JobError, JobRecord, JobResult, State
+from saggar.jobs.schema import Job
+from saggar.jobs.settings import JobSettings
+
+PAGE_MAX = 1_000  # records of a page
+LOOK_MAX = 2_000  # index entries that one page may look at
+EventKind = Literal["", "progress", "preview", "uploading"]
+Data = dict[str, str | int | float | None]
+
+
+def compact(data: object) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+class Criteria(TypedDict, total=False):
+    """Of a listing: jobs that match all of state, run, tag, tenant and dead (at least one must be given), by
+    time of submit, or by time of end for a terminal state alone. `limit` records a page (100), `cursor` of
+    the page before, `newest_first` (True)."""
+
+    state: State | None
+    run: str | None
+    tag: str | None
+    tenant: str | None
+    dead: bool
+    cursor: str | None
+    limit: int
+    newest_first: bool
+
+
+class Ops:
+    """The operations under these settings."""
+
+    def __init__(self, settings: JobSettings) -> None:
+        self._settings = settings
+
+    def submit(self, job: Job, message: LaneMessage, digest: str, extras: str = "") -> Op[parse.Submitted]:
+        """Of a checked job. `digest` is the digest of the job as it was asked for."""
+        settings = self._settings
+        idem = f"{job.tenant or ''}:{job.idempotency_key}" if job.idempotency_key else ""
+        quiet = "1" if job.run and job.priority == "bulk" else ""
+        args: list[Argument] = [job.id, job.to_json(), digest, self._base(message.lane), message.lane]
+        args += [settings.max_backlog, micros(job.deadline) or "", job.run or "", job.tenant or ""]
+        args += [idem, quiet, extras, *message.args(), *job.tags]
+        read = partial(parse.submitted, lane=message.lane, retry_after_s=settings.retry_after_s)
+        return Op("submit", args, read)
+
+    def start(
+        self, job_id: str, owner: str, token: str, put: int | None
+    ) -> Op[parse.Started | parse.NotStarted]:
+        return Op("start", [job_id, owner, token, "" if put is None else put], parse.started)
+
+    def progress(
+        self, job_id: str, attempt: int, step: int, steps: int, *, kind: EventKind, data: Data
+    ) -> Op[parse.Orders]:
+        more = compact({"step": step, "steps": steps, **data})
+        return Op("progress", [job_id, attempt, step, steps, kind, more], parse.orders)
+
+    def check(self, attempts: Sequence[tuple[str, int]]) -> Op[dict[str, parse.Orders]]:
+        def read(reply: Reply) -> dict[str, parse.Orders]:
+            answers = cast("list[parse.Orders]", parse.rows(reply))
+            return {job_id: answer for (job_id, _), answer in zip(attempts, answers, strict=True)}
+
+        args: list[Argument] = [part for pair in attempts for part in pair]
+        return Op("check", args, read)
+
+    def requeue(self, job_id: str, attempt: int, reason: str) -> Op[bool]:
+        return Op("requeue", [job_id, attempt, compact({"reason": reason})], lambda reply: reply != "fenced")
+
+    def retry(self, job_id: str, attempt: int, message: LaneMessage, put: int, data: Data) -> Op[bool]:
+        args: list[Argument] = [job_id, attempt, put, self._base(message.lane), compact(data)]
+        return Op(
+            "retry", [*args, *message.args()], lambda reply: reply not in ("fenced", "unknown", "changed")
+        )
+
+    def revive(self, job_id: str, message: LaneMessage, put: int) -> Op[bool]:
+        """A producer's retry. False: the record changed since it was read."""
+
+        def read(reply: Reply) -> bool:
+            if reply == "unknown":
+                raise UnknownJob(job_id)
+            if reply in ("queued", "changed"):
+                return bool(reply == "queued")
+            raise NotRetryable(f"job {job_id} is {reply} (allowed: failed or cancelled)")
+
+        return Op("retry", [job_id, "", put, self._base(message.lane), "", *message.args()], read)
+
+    def commit(self, job_id: str, attempt: int, result: JobResult) -> Op[parse.Ending]:
+        stored = result.model_dump_json(exclude_none=True)
+        data: Data = {"outputs": len(result.outputs), "batch_id": result.batch_id}
+        data |= {"batch_size": result.batch_size, "manifest": result.manifest}
+        pair, celery = ("result", stored), ("SUCCESS", stored)
+        return self._finish(job_id, attempt, "succeeded", stored=pair, celery=celery, data=data)
+
+    def fail(self, job_id: str, attempt: int | None, error: JobError, dead: bool) -> Op[parse.Ending]:
+        raised = {"exc_type": "JobFailed", "exc_message": [f"{error.kind}: {error.message}"]}
+        celery = ("FAILURE", compact({**raised, "exc_module": "saggar.jobs.errors"}))
+        data: Data = {"kind": error.kind, "message": error.message}
+        pair = ("error", error.model_dump_json())
+        return self._finish(job_id, attempt, "failed", stored=pair, celery=celery, data=data, dead=dead)
+
+    def stopped(self, job_id: str, attempt: int, state: Literal["cancelled", "expired"]) -> Op[parse.Ending]:
+        return self._finish(job_id, attempt, state, celery=("REVOKED", ""), data={})
+
+    def cancel(self, job_id: str) -> Op[parse.Cancelled]:
+        return Op("cancel", [job_id], parse.cancelled)
+
+    def expire(self, most: int) -> Op[int]:
+        return Op("expire", [most], lambda reply: cast("int", reply))
+
+    def prune(self, most: int) -> Op[int]:
+        return Op("prune", [most], lambda reply: cast("int", reply))
+
+    def counts(self, run: str | None) -> Op[dict[State, int]]:
+        return Op("counts", [run] if run is not None else [], parse.counts)
+
+    def get(self, job_id: str) -> Op[JobRecord | None]:
+        return Op("get", [job_id], parse.record)
+
+    def list(self, criteria: Criteria) -> Op[parse.Page]:
+        """Raises InvalidJob for criteria that no page can have."""
+        newest_first, limit = criteria.get("newest_first", True), criteria.get("limit", 100)
+        cursor = criteria.get("cursor") or ""
+        score, _, last = cursor.partition(":")
+        if not 1 <= limit <= PAGE_MAX:
+            raise InvalidJob("limit", f"{limit} is out of range", f"1 to {PAGE_MAX}")
+        if cursor and not (score.isdecimal() and last):
+            raise InvalidJob("cursor", "is not one that a page gave", "the cursor of the page before")
+        args: list[Argument] = [int(newest_first), score, last, limit, LOOK_MAX]
+        return Op("list", [*args, *_index_names(criteria)], parse.page)
+
+    def missing(
+        self, state: State, cursor: str | None, size: int
+    ) -> Op[tuple[Sequence[parse.Broken], str | None]]:
+        score, _, last = (cursor or ":").partition(":")
+        return Op("missing", [state, score, last, size], parse.broken)
+
+    def replace(self, job_id: str, message: LaneMessage, put: int) -> Op[bool]:
+        return Op("replace", [job_id, put, self._base(message.lane), *message.args()], bool)
+
+    def _base(self, lane: str) -> str:
+        return lane_base(self._settings.key_prefix, lane)
+
+    def _finish(
+        self,
+        job_id: str,
+        attempt: int | None,
+        state: State,
+        *,
+        stored: tuple[str, str] = ("", ""),
+        celery: tuple[str, str],
+        data: Data,
+        dead: bool = False,
+    ) -> Op[parse.Ending]:
+        """`stored`: field and value of the record; `celery`: status and result."""
+        more = compact({name: item for name, item in data.items() if item is not None}) if data else ""
+        args: list[Argument] = [job_id, "" if attempt is None else attempt, state, *stored, *celery]
+        return Op("finish", [*args, more, int(dead)], parse.ending)
+
+
+def _index_names(criteria: Criteria) -> list[str]:
+    """The indexes a listing goes through: the first, likely to be the shortest, is walked."""
+    state = criteria.get("state")
+    if state is not None and state not in STATES:
+        raise InvalidJob("state", "is not one of the allowed values", ", ".join(STATES))
+    wanted = {
+        "run": criteria.get("run"),
+        "tag": criteria.get("tag"),
+        "tenant": criteria.get("tenant"),
+        "state": state,
+    }
+    names = ["dead"] if criteria.get("dead") else []
+    names += [f"{kind}:{value}" for kind, value in wanted.items() if value is not None]
+    if not names:
+        raise InvalidJob("criteria", "there is none", "at least one of state, run, tag, tenant, dead")
+    return names

@@ -1,0 +1,18 @@
+-- The end of the running attempt; with `attempt` '' the end of whatever is open (a dead letter).
+-- -> {1, state}, also when sent twice | {0, state or ''}: fenced, somebody else's end stands
+local id, attempt, state, field, value, status, result, data, dead = unpack(ARGV)
+local job = read(id)
+if not job then return {0, ''} end
+local mine = attempt == '' or job.attempt == tonumber(attempt)
+if TERMINAL[job.state] then return {mine and attempt ~= '' and job.state == state and 1 or 0, job.state} end
+if not mine or (attempt ~= '' and job.state ~= 'running') then return {0, job.state} end
+if state == 'cancelled' and job.stop == 'deadline' then state = 'expired' end
+if dead == '1' then
+  call('HSET', job_key(id), 'dead', '1')
+  call('ZADD', P .. 'dead', lane.num(lane.now()), id)
+end
+finish(id, job, state, {
+  field = field ~= '' and field or nil, value = value, status = status,
+  result = result ~= '' and result or revoked(state), data = data,
+})
+return {1, state}

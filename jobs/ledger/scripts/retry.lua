@@ -1,0 +1,31 @@
+-- Another attempt under a new message. From a worker (`attempt` given): of the running attempt.
+-- From a producer (`attempt` ''): of a failed or cancelled job, its history kept, its suspicions dropped.
+-- `put` is the number of the new message: one more than the one the caller saw.
+-- -> state after it | fenced | unknown | changed (read again)
+local id, attempt, put, base, data = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local job, key = read(id), job_key(id)
+if not job then return 'unknown' end
+local mine = attempt == '' or job.attempt == tonumber(attempt)
+if job.state == 'queued' and job.put == put and mine then return 'queued' end -- sent twice
+if attempt ~= '' then
+  if job.state ~= 'running' or not mine then return 'fenced' end
+  if job.stop then return stop(id, job) end
+elseif job.state ~= 'failed' and job.state ~= 'cancelled' then
+  return job.state
+end
+if job.put + 1 ~= put then return 'changed' end
+
+if attempt == '' then
+  call('HDEL', key, 'ended', 'error', 'suspicions', 'dead')
+  call('PERSIST', key)
+  if not job.run then call('PERSIST', stream_of(id, job)) end
+  if job.idem then call('SET', P .. 'idem:' .. job.idem, id) end
+  if job.deadline then call('ZADD', P .. 'deadlines', job.deadline, id) end
+  call('ZREM', P .. 'dead', id)
+  call('DEL', META .. id) -- Celery: pending again
+end
+call('HSET', key, 'put', put)
+to_queued(id, job)
+emit(id, job, 'retrying', data)
+lane_put(base, unpack(ARGV, 6, 12))
+return 'queued'

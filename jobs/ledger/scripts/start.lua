@@ -1,0 +1,25 @@
+-- A worker takes the job up: the attempt counts one more, and any earlier one is fenced off.
+-- `token` names the delivery; `put` the message it came with ('' = not known).
+-- -> {started, attempt, spec, suspicions, digest} | {ended, state} | {stale} | {unknown}
+local id, owner, token, put = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local job, key = read(id), job_key(id)
+if not job then return {'unknown'} end
+if TERMINAL[job.state] then return {'ended', job.state} end
+if put ~= '' and tonumber(put) ~= job.put then return {'stale'} end
+local again = job.state == 'running' and job.token == token -- the call was sent twice
+if not again then
+  if not job.stop and job.deadline and tonumber(job.deadline) <= lane.now() then job.stop = 'deadline' end
+  if job.stop then return {'ended', stop(id, job)} end
+  -- Only an attempt that was executing when its worker vanished makes the job a suspect.
+  if job.state == 'running' and job.step then call('HINCRBY', key, 'suspicions', 1) end
+  job.attempt = call('HINCRBY', key, 'attempt', 1)
+  call('HSET', key, 'state', 'running', 'owner', owner, 'token', token, 'started', lane.num(lane.now()))
+  call('HDEL', key, 'step', 'steps')
+  if job.state == 'queued' then
+    call('ZREM', index('queued'), id)
+    call('ZADD', index('running'), job.at, id)
+  end
+  emit(id, job, 'started', '{"owner":' .. cjson.encode(owner) .. '}')
+end
+local v = call('HMGET', key, 'spec', 'suspicions', 'digest')
+return {'started', job.attempt, v[1], tonumber(v[2] or 0), v[3]}
