@@ -1,0 +1,221 @@
+"""Arrays to files: PNG, WebP and JPEG that carry their parameters, and the sidecar beside each.
+
+The same array and parameters give the same bytes (under the same Pillow), so a repeated attempt has the
+same hash.
+
+PNG is compressed with zlib's run-length strategy. On 1024 × 1024 pictures, one core, Pillow 13 with
+zlib-ng, it took 63 to 78 ms where the default level took 285 to 406, and the files were equal or smaller
+(photograph-like 1.60 MB by both; smooth 0.89 against 0.97; flat 0.15 against 0.17): PNG's row filters leave
+little for a longer search to find.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, get_args
+from xml.sax.saxutils import escape
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from pydantic import JsonValue
+
+Format = Literal["png", "webp", "jpeg"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+Picture = NDArray[np.uint8]
+"""uint8, height × width × 3, red-green-blue."""
+Parameters = Mapping[str, JsonValue]
+
+DEFAULT_QUALITY = 92
+SIDECAR_VERSION = 1
+
+_TYPES: dict[Format, tuple[str, str]] = {
+    "png": ("image/png", "png"),
+    "webp": ("image/webp", "webp"),
+    "jpeg": ("image/jpeg", "jpg"),
+}
+_USER_COMMENT = 0x9286
+_EXIF_IFD = 0x8769
+_SEGMENT_CHARACTERS = 12_000  # a JPEG segment holds 65,533 bytes; a character takes up to four
+_PLAIN = {"model": "Model", "seed": "Seed", "steps": "Steps", "guidance": "CFG scale", "sampler": "Sampler"}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A file's bytes, what to call them, and their sha256."""
+
+    data: bytes
+    content_type: str
+    extension: str
+    sha256: str
+
+
+def image_format(name: str | None) -> Format:
+    """A format's name as one of ours; PNG when there is none. Raises ValueError for any other."""
+    for known in FORMATS:
+        if known == (name or "png"):
+            return known
+    raise ValueError(f"{name!r} is no picture format; there are {', '.join(FORMATS)}")
+
+
+def encode_image(array: Picture, format: Format, quality: int | None, parameters: Parameters) -> Encoded:
+    """Encode one picture with its parameters inside: JSON under `saggar`, and the line that viewers show.
+
+    PNG holds them in text chunks, WebP and JPEG in EXIF (the line) and XMP (the JSON). `quality` is 1 to
+    100 and means nothing to PNG. JPEG has 64 KiB for them: very long prompts are cut there, and whole in
+    the sidecar.
+
+    Raises ValueError for another array, format or quality.
+    """
+    _check(array, format, quality)
+    image = Image.fromarray(np.ascontiguousarray(array))
+    target = io.BytesIO()
+    if format == "png":
+        image.save(target, "PNG", compress_type=zlib.Z_RLE, pnginfo=_png_text(parameters))
+    elif format == "webp":
+        _save_lossy(image, target, "WEBP", quality, parameters, method=4)
+    else:
+        _save_lossy(image, target, "JPEG", quality, _shortened(parameters), subsampling=0)
+    data = target.getvalue()
+    content_type, extension = _TYPES[format]
+    return Encoded(data, content_type, extension, hashlib.sha256(data).hexdigest())
+
+
+def parameters_line(parameters: Parameters) -> str:
+    """Prompt, negative prompt and `Name: value` pairs, as AUTOMATIC1111 writes and viewers read them."""
+    known = dict(parameters)
+    inner = known.pop("params", None)
+    known.update(inner if isinstance(inner, dict) else {})
+    lines = [str(known.pop("prompt", "") or "")]
+    negative = known.pop("negative_prompt", None)
+    if negative:
+        lines.append(f"Negative prompt: {negative}")
+    width, height = known.pop("width", None), known.pop("height", None)
+    pairs = [f"{label}: {known.pop(name)}" for name, label in _PLAIN.items() if known.get(name) is not None]
+    if width and height:
+        pairs.append(f"Size: {width}x{height}")
+    pairs += [
+        f"{name}: {_one_line(value)}" for name, value in sorted(known.items()) if value not in (None, [], {})
+    ]
+    return "\n".join([*lines, ", ".join(pairs)])
+
+
+def sidecar(
+    *,
+    job_id: str,
+    attempt: int,
+    index: int,
+    seed: int,
+    request: Parameters,
+    model: str,
+    revision: str,
+    versions: Mapping[str, str],
+    numerics: str,
+    batch_id: str,
+    batch_size: int,
+    steps: int,
+    timings: Mapping[str, float],
+    encoded: Encoded,
+    width: int,
+    height: int,
+    created: datetime | None = None,
+) -> dict[str, JsonValue]:
+    """Everything needed to make output `index` again or to check it, as one JSON object.
+
+    `request` is the whole request; `timings` in seconds, `width` and `height` in pixels; `created` is now if
+    not given.
+    """
+    return {
+        "version": SIDECAR_VERSION,
+        "job_id": job_id,
+        "attempt": attempt,
+        "index": index,
+        "seed": seed,
+        "request": dict(request),
+        "model": {"name": model, "revision": revision},
+        "numerics": numerics,
+        "versions": dict(versions),
+        "batch": {"id": batch_id, "size": batch_size},
+        "steps": steps,
+        "timings": dict(timings),
+        "created": (created or datetime.now(UTC)).isoformat(),
+        "file": {
+            "content_type": encoded.content_type,
+            "sha256": encoded.sha256,
+            "bytes": len(encoded.data),
+            "width": width,
+            "height": height,
+        },
+    }
+
+
+def sidecar_bytes(content: Mapping[str, JsonValue]) -> bytes:
+    """UTF-8 JSON for people: indented, in the order given."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _check(array: Picture, format: str, quality: int | None) -> None:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
+        raise ValueError(f"a picture is uint8, height × width × 3, not {array.dtype} {array.shape}")
+    image_format(format)
+    if quality is not None and not 1 <= quality <= 100:
+        raise ValueError(f"quality {quality}: it goes from 1 to 100")
+
+
+def _png_text(parameters: Parameters) -> PngInfo:
+    text = PngInfo()
+    text.add_text("parameters", parameters_line(parameters))
+    text.add_itxt("saggar", _json(parameters))
+    return text
+
+
+def _save_lossy(
+    image: Image.Image,
+    target: io.BytesIO,
+    name: str,
+    quality: int | None,
+    parameters: Parameters,
+    **options: int,
+) -> None:
+    exif = Image.Exif()
+    exif.get_ifd(_EXIF_IFD)[_USER_COMMENT] = b"UNICODE\0" + parameters_line(parameters).encode("utf-16-be")
+    image.save(
+        target, name, quality=quality or DEFAULT_QUALITY, exif=exif.tobytes(), xmp=_xmp(parameters), **options
+    )
+
+
+def _xmp(parameters: Parameters) -> bytes:
+    """An XMP packet with one property, the parameters as JSON."""
+    return (
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        '<rdf:Description rdf:about="" xmlns:saggar="https://saggar.invalid/ns/1/">'
+        f"<saggar:parameters>{escape(_json(parameters))}</saggar:parameters>"
+        "</rdf:Description></rdf:RDF></x:xmpmeta>"
+    ).encode()
+
+
+def _shortened(parameters: Parameters) -> Parameters:
+    """Parameters that fit into a JPEG segment: the prompts are cut when they are too long."""
+    if len(_json(parameters)) <= _SEGMENT_CHARACTERS:
+        return parameters
+    short = {name: parameters[name] for name in ("model", "seed", "params") if name in parameters}
+    if len(_json(short)) > _SEGMENT_CHARACTERS // 2:
+        short.pop("params")
+    room = _SEGMENT_CHARACTERS // 8
+    prompts = {name: str(parameters.get(name) or "")[:room] for name in ("prompt", "negative_prompt")}
+    return {**prompts, **short, "shortened": True}
+
+
+def _json(value: JsonValue | Parameters) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _one_line(value: JsonValue) -> str:
+    return value if isinstance(value, str) and "\n" not in value else _json(value)
