@@ -152,7 +152,7 @@ class RedisServer:
         finally:
             client.close()
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Sends a signal to the server (SIGSTOP freezes it, SIGCONT thaws it)."""
         os.kill(self.pid, number)
 

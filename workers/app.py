@@ -1,0 +1,55 @@
+"""The Celery application: one configuration for workers and for whoever sends tasks by Celery's own means.
+
+`celery -A saggar.workers.app ...` (flower, inspect, control) uses the environment's settings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saggar.jobs.lanes.broker import broker_url, broker_use_ssl, register
+from saggar.jobs.settings import JobSettings
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from saggar.jobs.lanes import Appetite
+
+CHORES_QUEUE = "saggar.chores"
+INTAKE_QUEUE = "saggar.intake"
+
+
+def make_app(settings: JobSettings, appetite: Appetite | None = None) -> Celery:
+    """An application for this Redis. `appetite` is a model worker's; without one, lanes are only written to."""
+    from celery import Celery
+
+    register()
+    app = Celery("saggar", set_as_current=False)
+    options: dict[str, object] = {"global_keyprefix": settings.key_prefix, "visibility_timeout": 3600}
+    if appetite is not None:
+        options["appetite"] = appetite
+    app.conf.update(
+        broker_url=broker_url(settings.redis_url),
+        broker_use_ssl=broker_use_ssl(settings.redis_url),
+        broker_transport_options=options,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        result_backend=settings.redis_url,
+        result_expires=settings.result_ttl_s,
+        task_default_queue=CHORES_QUEUE,
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+        task_acks_late=True,
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_hijack_root_logger=False,
+        worker_send_task_events=True,
+        enable_utc=True,
+    )
+    return app
+
+
+def __getattr__(name: str) -> Celery:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return make_app(JobSettings.from_env())

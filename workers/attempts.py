@@ -1,0 +1,184 @@
+"""The attempts this worker has in hand, and the one thread that keeps the ledger and them in touch.
+
+Each half second all that changed goes to the ledger in one round trip, whatever the number of jobs, and its answers
+come back: go on, stop, or drop. A start or a change of phase is told at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import redis
+from saggar.engine.request import EngineEvent
+from saggar.jobs.ledger import Ledger, Orders
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 0.5
+CHECK_S = 2.0
+
+Phase = Literal["waiting", "executing", "uploading"]
+
+
+class Stoppable(Protocol):
+    """A submitted request."""
+
+    def cancel(self) -> bool: ...
+
+
+@dataclass
+class Attempt:
+    """One job in hand. The task's thread, the engine's and the pulse's write to it: each field has one writer.
+
+    `wanted` false: whatever it makes will not be seen; it stops at the next chance.
+    """
+
+    job_id: str
+    number: int
+    token: str
+    phase: Phase = "waiting"
+    step: int = 0
+    steps: int = 0
+    wanted: bool = True
+    drained: bool = False
+    handle: Stoppable | None = None
+    told: tuple[Phase, int] = ("waiting", 0)
+    checked_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def news(self) -> bool:
+        return (self.phase, self.step) != self.told
+
+    def stop(self) -> None:
+        """Ends the request before its next step, if the engine has it."""
+        if self.handle is not None:
+            self.handle.cancel()
+
+
+class Attempts:
+    """All attempts in hand; thread-safe. `close` ends the thread."""
+
+    def __init__(self, ledger: Ledger, pulse_s: float = PULSE_S) -> None:
+        self._ledger = ledger
+        self._pulse_s = pulse_s
+        self._all: dict[str, Attempt] = {}
+        self._lock = threading.Lock()
+        self._bell = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="saggar-pulse", daemon=True)
+        self._thread.start()
+
+    def add(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._all[attempt.token] = attempt
+
+    def remove(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._all.pop(attempt.token, None)
+
+    def in_hand(self) -> list[Attempt]:
+        with self._lock:
+            return list(self._all.values())
+
+    def listener(self, attempt: Attempt) -> Callable[[EngineEvent], None]:
+        """What the engine calls with the request's events, in its own thread: it only takes notes."""
+
+        def listen(event: EngineEvent) -> None:
+            attempt.step, attempt.steps = event.step, event.steps or attempt.steps
+            if event.kind == "started":
+                attempt.phase = "executing"
+                self._bell.set()
+
+        return listen
+
+    def uploading(self, attempt: Attempt) -> None:
+        attempt.phase = "uploading"
+        self._bell.set()
+
+    def cancel(self, job_id: str) -> None:
+        """Somebody cancelled this job: the running request ends before its next step."""
+        for attempt in self.in_hand():
+            if attempt.job_id == job_id:
+                self._obey(attempt, "cancel")
+
+    def lost(self, token: str) -> None:
+        """Another worker may have this delivery now."""
+        with self._lock:
+            attempt = self._all.get(token)
+        if attempt is not None:
+            self._obey(attempt, "fenced")
+
+    def drain(self) -> None:
+        """Gives back what does not execute yet."""
+        for attempt in self.in_hand():
+            if attempt.phase == "waiting":
+                attempt.drained = True
+                attempt.stop()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._bell.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                self.pulse()
+            except redis.RedisError as error:
+                log.warning("the ledger does not answer, progress waits: %s", error)
+            self._bell.clear()
+            # A bell ends the wait early, yet no more than twenty round trips are made in a second.
+            self._closed.wait(0.05)
+            self._bell.wait(max(0.0, self._pulse_s - (time.monotonic() - began)))
+
+    def pulse(self) -> None:
+        """One round trip: progress that is new, and a look at what has been silent. Raises redis.RedisError."""
+        now = time.monotonic()
+        news, silent = [], []
+        for attempt in self.in_hand():
+            if attempt.news:
+                news.append(attempt)
+            elif now - attempt.checked_at > CHECK_S:
+                silent.append(attempt)
+        if silent:
+            orders = self._ledger.check([(attempt.job_id, attempt.number) for attempt in silent])
+            for attempt in silent:
+                attempt.checked_at = now
+                self._obey(attempt, orders[attempt.job_id])
+        self._tell(news, now)
+
+    def _tell(self, news: list[Attempt], now: float) -> None:
+        if not news:
+            return
+        notes = [(attempt, attempt.phase, attempt.step) for attempt in news]
+        answers = self._ledger.runner.run_many(
+            [
+                self._ledger.ops.progress(
+                    attempt.job_id,
+                    attempt.number,
+                    step,
+                    attempt.steps,
+                    kind="uploading" if phase == "uploading" else "progress",
+                    data={},
+                )
+                for attempt, phase, step in notes
+            ]
+        )
+        for (attempt, phase, step), answer in zip(notes, answers, strict=True):
+            if isinstance(answer, Exception):
+                raise answer
+            attempt.told, attempt.checked_at = (phase, step), now
+            self._obey(attempt, answer)
+
+    def _obey(self, attempt: Attempt, orders: Orders) -> None:
+        if orders == "go":
+            return
+        # A fenced attempt may still have been committed by itself a moment ago: then nobody looks at `wanted`.
+        attempt.wanted = False
+        attempt.stop()

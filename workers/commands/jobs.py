@@ -1,0 +1,196 @@
+"""`saggar submit, watch, status, list, cancel, retry`: a producer's commands. They need Redis alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast, get_args
+
+import click
+from saggar.jobs.client import JobClient
+from saggar.jobs.errors import JobFailed, SaggarError
+from saggar.jobs.events import Event
+from saggar.jobs.record import JobRecord, State
+from saggar.jobs.schema import Format, Priority
+from saggar.jobs.settings import JobSettings
+from saggar.workers.runs.manifest import parse_settings
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def redis_option(command: F) -> F:
+    """`--redis URL`, or SAGGAR_REDIS_URL, or localhost."""
+    return click.option(
+        "--redis", "redis_url", help="redis://, rediss:// or unix:// URL.  [env: SAGGAR_REDIS_URL]"
+    )(command)
+
+
+def open_client(redis_url: str | None) -> JobClient:
+    """A client by the environment's settings. Raises ConfigError."""
+    settings = JobSettings.from_env()
+    if redis_url is not None:
+        settings = JobSettings.make(**{**settings.model_dump(), "redis_url": redis_url})
+    return JobClient(settings)
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", required=True, help="A served model; `saggar models` lists them.")
+@click.option("--negative-prompt")
+@click.option("--seed", type=int, help="Of the first output.  [default: a random one]")
+@click.option("-n", "--num-outputs", type=int, default=1, show_default=True)
+@click.option(
+    "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of the model: --set steps=28."
+)
+@click.option("--format", "format_", type=click.Choice(get_args(Format)), help="[default: the model's first]")
+@click.option("--priority", type=click.Choice(get_args(Priority)), default="normal", show_default=True)
+@click.option("--tag", "tags", multiple=True)
+@click.option("--id", "job_id", help="Submitting an id twice queues one job.")
+@click.option("--wait", is_flag=True, help="Wait for the result and print where it is.")
+@redis_option
+def submit(
+    prompt: str,
+    redis_url: str | None,
+    params: Sequence[str],
+    job_id: str | None,
+    wait: bool,
+    **fields: object,
+) -> None:
+    """Queue one job for PROMPT and print its id."""
+    job: dict[str, object] = {"prompt": prompt, "params": parse_settings(params)}
+    if format_ := fields.pop("format_"):
+        job["output"] = {"format": format_}
+    job |= {"id": job_id} if job_id else {}
+    job |= {
+        name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value
+    }
+    if fields["seed"] is not None:
+        job["seed"] = fields["seed"]
+    with open_client(redis_url) as client:
+        submitted = client.submit(job)
+        click.echo(submitted.id)
+        if wait:
+            for output in client.result(submitted.id).outputs:
+                click.echo(output.uri)
+
+
+@click.command()
+@click.argument("job_id", required=False)
+@click.option("--run", help="Follow a whole run.")
+@click.option("--json", "as_json", is_flag=True, help="CloudEvents, one JSON object a line.")
+@click.option("--no-follow", is_flag=True, help="Only what has happened so far.")
+@redis_option
+def watch(job_id: str | None, run: str | None, as_json: bool, no_follow: bool, redis_url: str | None) -> None:
+    """Show the history of a job or run, then what happens until the job's end."""
+    if (job_id is None) == (run is None):
+        raise click.UsageError("give a job's id or --run NAME")
+    with open_client(redis_url) as client:
+        for event in client.events(job_id, run=run, follow=not no_follow):
+            click.echo(event.to_json() if as_json else _event_line(event))
+
+
+def _event_line(event: Event) -> str:
+    parts = [event.time.strftime("%H:%M:%S.%f")[:-3], f"{event.kind:<10}", event.job or ""]
+    shown = {name: value for name, value in event.data.items() if value not in (None, "")}
+    if event.kind == "progress":
+        shown = {"step": f"{event.data.get('step')}/{event.data.get('steps')}"}
+    return "  ".join([*parts, *(f"{name}={value}" for name, value in shown.items())])
+
+
+@click.command()
+@click.argument("job_id")
+@click.option("--json", "as_json", is_flag=True)
+@redis_option
+def status(job_id: str, as_json: bool, redis_url: str | None) -> None:
+    """Show what has become of a job."""
+    with open_client(redis_url) as client:
+        record = client.status(job_id)
+    if as_json:
+        click.echo(record.model_dump_json(indent=2, exclude_none=True))
+        return
+    for name, value in _facts(record):
+        click.echo(f"{name:<10} {value}")
+
+
+def _facts(record: JobRecord) -> list[tuple[str, object]]:
+    facts: list[tuple[str, object]] = [
+        ("id", record.id),
+        ("state", record.state),
+        ("model", record.job.model),
+    ]
+    if record.position is not None:
+        facts.append(("position", f"{record.position + 1} in the queue"))
+    if record.progress is not None:
+        facts.append(("progress", f"step {record.progress.step} of {record.progress.steps}"))
+    facts.append(("attempt", record.attempt))
+    if record.error is not None:
+        facts.append(("error", f"{record.error.kind}: {record.error.message}"))
+    if record.result is not None:
+        facts += [("batch", f"{record.result.batch_size} jobs ({record.result.batch_id})")]
+        facts += [("output", output.uri) for output in record.result.outputs]
+    return facts
+
+
+@click.command("list")
+@click.option("--state", type=click.Choice(get_args(State)))
+@click.option("--run")
+@click.option("--tag")
+@click.option("--tenant")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--cursor", help="Go on behind the page before.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@redis_option
+def list_jobs(redis_url: str | None, as_json: bool, limit: int, cursor: str | None, **by: str | None) -> None:
+    """List jobs, newest first, by state, run, tag or tenant."""
+    if not any(by.values()):
+        with open_client(redis_url) as client:
+            for name, count in client.counts().items():
+                click.echo(f"{name:<10} {count}")
+        click.echo("Give --state, --run, --tag or --tenant to see jobs.", err=True)
+        return
+    with open_client(redis_url) as client:
+        page = client.list(
+            state=cast("State | None", by["state"]),
+            run=by["run"],
+            tag=by["tag"],
+            tenant=by["tenant"],
+            limit=limit,
+            cursor=cursor,
+        )
+    for record in page.records:
+        click.echo(record.model_dump_json(exclude_none=True) if as_json else _row(record))
+    if page.cursor:
+        click.echo(f"More: add --cursor {page.cursor}", err=True)
+
+
+def _row(record: JobRecord) -> str:
+    when = record.times.submitted.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{record.id:<34} {record.state:<10} {when}  {record.job.model}"
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, required=True)
+@redis_option
+def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> None:
+    """Cancel jobs: a waiting one ends at once, a running one before its next step."""
+    with open_client(redis_url) as client:
+        for job_id in job_ids:
+            outcome = client.cancel(job_id)
+            click.echo(f"{job_id} {outcome.outcome}" + (f" ({outcome.state})" if outcome.state else ""))
+
+
+@click.command()
+@click.argument("job_ids", nargs=-1, required=True)
+@redis_option
+def retry(job_ids: tuple[str, ...], redis_url: str | None) -> None:
+    """Queue failed, cancelled or expired jobs again."""
+    refused = False
+    with open_client(redis_url) as client:
+        for job_id in job_ids:
+            try:
+                client.retry(job_id)
+                click.echo(f"{job_id} queued")
+            except (SaggarError, JobFailed) as error:
+                refused = True
+                click.echo(f"{job_id}: {error}", err=True)
+    sys.exit(2 if refused else 0)

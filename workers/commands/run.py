@@ -1,0 +1,167 @@
+"""`saggar run FILE`: a file of prompts from start to pictures, on this machine or on a cluster's queue."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from saggar.jobs.cards import Cards, ModelCard, check_job
+from saggar.jobs.client import JobClient
+from saggar.jobs.errors import ConfigError, SaggarError
+from saggar.jobs.schema import Job
+from saggar.jobs.settings import JobSettings, connect
+from saggar.workers.embedded import EmbeddedCluster
+from saggar.workers.runs.follow import Tally, follow_run, progress_line, submit_all
+from saggar.workers.runs.manifest import Manifest, parse_settings, read_manifest
+from saggar.workers.runs.sheet import write_sheet
+from saggar.workers.settings import DEFAULT_MODEL
+
+_START_TIMEOUT_S = 600.0
+
+
+class WorkerEnded(SaggarError):
+    """The embedded worker ended while jobs were waiting."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run happens: the queue, the model's public name, and a check that somebody still works."""
+
+    settings: JobSettings
+    model: str
+    alive: Callable[[], None]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--model", help="A folder, a hub id or a built-in model.  [default: saggar/emoji]")
+@click.option("--to", "target", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
+@click.option(
+    "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of every row: --set steps=28."
+)
+@click.option("--name", help="The run's name.  [default: the file's]")
+@click.option("--redis", "redis_url", help="Use a cluster's queue instead of this machine.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Where the embedded queue lives.  [default: TO/.saggar]"
+)
+@click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]")
+@click.option("--device", help="auto, cpu, cuda or cuda:N.")
+@click.option("--executor", type=click.Choice(["multiproc", "local"]))
+@click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end.")
+def run(
+    file: Path,
+    model: str | None,
+    target: Path,
+    params: Sequence[str],
+    name: str | None,
+    redis_url: str | None,
+    data: Path | None,
+    sheet: bool,
+    **flags: object,
+) -> None:
+    """Make every picture of FILE: one job a line as JSON, or one prompt a line in a .txt file.
+
+    Without --redis everything runs here: a private Redis, one worker, and a folder for the pictures. The same command
+    again makes only what is missing.
+    """
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file; give a .jsonl file of jobs or a .txt file of prompts")
+    console = Console(stderr=True)
+    defaults: dict[str, object] = {"params": parse_settings(params)}
+    run_name = name or _run_name(file)
+    if redis_url is not None:
+        place = Place(JobSettings.make(redis_url=redis_url), model or DEFAULT_MODEL, lambda: None)
+        with JobClient(place.settings) as client:
+            tally = _run(console, client, place, file, defaults, run_name)
+            _finish(console, client, run_name, tally, target if sheet else None)
+    else:
+        flags |= {"model": model, "store": str(target)}
+        with (
+            _embedded(console, data or target / ".saggar", flags) as place,
+            JobClient(place.settings) as client,
+        ):
+            tally = _run(console, client, place, file, defaults, run_name)
+            _finish(console, client, run_name, tally, target if sheet else None)
+    sys.exit(1 if tally.failed else 0)
+
+
+def _run_name(file: Path) -> str:
+    kept = "".join(char if char.isalnum() or char in "._-" else "-" for char in file.stem)
+    return (kept.lstrip("._-") or "run")[:128]
+
+
+@contextmanager
+def _embedded(console: Console, folder: Path, flags: dict[str, object]) -> Iterator[Place]:
+    with EmbeddedCluster(folder, flags) as cluster:
+
+        def alive() -> None:
+            if cluster.worker.poll() is not None:
+                raise WorkerEnded(f"the worker ended; its log {cluster.log} ends with:\n{cluster.log_tail()}")
+
+        yield Place(cluster.settings.jobs, cluster.settings.name, alive)
+
+
+def _run(
+    console: Console, client: JobClient, place: Place, file: Path, defaults: dict[str, object], name: str
+) -> Tally:
+    card = _wait_for_card(console, place)
+    manifest = read_manifest(
+        file, {"model": place.model, **defaults}, name, lambda job: _checked(client, card, job)
+    )
+    _refuse_bad(manifest)
+    states = submit_all(client, manifest.jobs)
+    done = sum(state == "succeeded" for state in states.values())
+    folded = f", {manifest.folded} repeated rows folded" if manifest.folded else ""
+    console.print(f"{len(states)} jobs, {done} done before{folded}; model {card.model}, run {name}")
+    with progress_line(console, len(states)) as show:
+        tally = follow_run(client, name, states, place.alive, show)
+        show(tally)
+    return tally
+
+
+def _checked(client: JobClient, card: ModelCard, job: Job) -> Job:
+    """Against the run's card here, so that all bad rows are told at once; submit checks every job again."""
+    if job.model == card.model:
+        check_job(job, card)
+    return job
+
+
+def _wait_for_card(console: Console, place: Place) -> ModelCard:
+    client = connect(place.settings)
+    try:
+        cards = Cards(client, place.settings)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with console.status(f"loading {place.model} ..."):
+            while True:
+                card = cards.get(place.model)
+                if card is not None and (cards.workers_of(place.model) or place.settings is None):
+                    return card
+                place.alive()
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"no worker serves {place.model}: start one with saggar worker --model ..."
+                    )
+                time.sleep(0.1)
+    finally:
+        client.close()
+
+
+def _refuse_bad(manifest: Manifest) -> None:
+    if manifest.bad:
+        raise ConfigError(f"{len(manifest.bad)} bad rows, nothing was queued:\n{manifest.complaint()}")
+
+
+def _finish(console: Console, client: JobClient, name: str, tally: Tally, target: Path | None) -> None:
+    ends = ", ".join(f"{count} {state}" for state, count in sorted(tally.ends.items()))
+    console.print(f"{ends}; mean batch {tally.mean_batch:.1f}; {tally.rate:.1f} jobs/s")
+    if tally.failed:
+        console.print(f"[red]See why: saggar list --run {name} --state failed[/red]")
+    if target is not None and tally.ends["succeeded"]:
+        path = write_sheet(client, name, target / "contact-sheet.png")
+        console.print(f"Look at [bold]{path}[/bold]; every picture lies in {target}/ with a .json beside it.")

@@ -1,0 +1,44 @@
+"""`saggar worker`: one supervised Celery worker with one engine, or the worker for chores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+
+@click.command()
+@click.option("--model", help="A folder, a hub id or a built-in model.  [default: saggar/emoji]")
+@click.option("--model-name", help="The name that jobs ask for.  [default: the model's own]")
+@click.option("--store", help="s3://bucket/prefix or a folder.  [default: saggar-data/results]")
+@click.option("--redis", "redis_url", help="redis://, rediss:// or unix:// URL.  [env: SAGGAR_REDIS_URL]")
+@click.option("--device", help="auto, cpu, cuda or cuda:N.")
+@click.option("--dtype", help="auto, float32, bfloat16 or float16.")
+@click.option(
+    "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
+)
+@click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]")
+@click.option("--concurrency", type=int, help="Most jobs in hand.  [default: three batches]")
+@click.option("--spool", help="Where outputs are made durable before upload.")
+@click.option(
+    "--lease", "lease_s", type=float, help="Seconds a job is held without a sign of life.  [default: 60]"
+)
+@click.option(
+    "--grace", "grace_s", type=float, help="Seconds to finish the running batch at SIGTERM.  [default: 30]"
+)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--chores", is_flag=True, help="No model: intake, sweeps and reconciling.")
+def worker(chores: bool, **flags: object) -> None:
+    """Serve one model from Redis: take compatible jobs, make them in batches, store the results.
+
+    Every flag is also an environment variable: --max-batch is SAGGAR_MAX_BATCH.
+    """
+    from saggar.workers.settings import HANDED_ON, WorkerSettings
+    from saggar.workers.supervisor import LOG_FORMAT, Supervisor
+
+    settings = WorkerSettings.load(flags | ({"role": "chores"} if chores else {}))
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    environ = os.environ | {HANDED_ON: settings.handed_on}
+    sys.exit(Supervisor(environ, grace_s=settings.grace_s).run())

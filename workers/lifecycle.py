@@ -1,0 +1,225 @@
+"""The worker's process: the engine first, then the Celery worker, and an orderly end of both.
+
+`python -m saggar.workers.lifecycle` with SAGGAR_WORKER_SETTINGS; started by the supervisor, whose end it notices by its
+standard input closing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import redis
+from saggar.engine.config import EngineConfig
+from saggar.engine.engine import Engine
+from saggar.engine.errors import EngineError, LoadError, Unsupported
+from saggar.jobs.cards import Cards, ModelCard
+from saggar.jobs.errors import ConfigError
+from saggar.jobs.lanes import Lanes, LaneSettings, LateAppetite, lane_name, lanes_of
+from saggar.jobs.ledger import Ledger, cancel_channel
+from saggar.jobs.record import JobError
+from saggar.jobs.settings import connect
+from saggar.storage.base import Storage, open_storage
+from saggar.storage.errors import StorageConfigError, StorageRefused
+from saggar.storage.spool import Spool
+from saggar.workers.app import make_app
+from saggar.workers.appetite import EngineAppetite
+from saggar.workers.attempts import Attempts
+from saggar.workers.publish import Origin, Publisher
+from saggar.workers.service import Service
+from saggar.workers.settings import WorkerSettings
+from saggar.workers.supervisor import LOG_FORMAT, REFUSED, watch_parent
+from saggar.workers.tasks import register_generate
+from saggar.workers.translate import to_card
+from saggar.workers.versions import versions
+
+if TYPE_CHECKING:
+    from celery.apps.worker import Worker
+
+log = logging.getLogger(__name__)
+
+CARD_REFRESH_S = 60.0
+SPOOL_LIMIT_BYTES = 16 << 30
+ENGINE_LOST = 3
+_AFTER_GRACE_S = 2.0
+
+
+class ModelWorker:
+    """One engine, one lane, one store. `run` blocks until the worker has ended; its exit status."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._lost = threading.Event()
+
+    def run(self) -> int:
+        """Raises Unsupported, LoadError, StorageConfigError and ConfigError when it cannot start."""
+        with ExitStack() as stack:
+            worker = self._start(stack)
+            worker.start()
+        return ENGINE_LOST if self._lost.is_set() else 0
+
+    def _start(self, stack: ExitStack) -> Worker:
+        settings = self._settings
+        client = connect(settings.jobs)
+        stack.callback(client.close)
+        storage = open_storage(settings.store)
+        stack.callback(storage.close)
+        storage.probe()
+        engine = stack.enter_context(Engine.make(_engine_config(settings)))
+        card = to_card(engine.info, settings.name, settings.max_batch)
+
+        late = LateAppetite()
+        app = make_app(settings.jobs, late)
+        lanes = lanes_of(app)
+        lane = lane_name(card.model)
+        lanes.store.configure(lane, _lane_settings(settings))
+        appetite = EngineAppetite(engine)
+        ledger = Ledger(client, settings.jobs)
+        attempts = Attempts(ledger)
+        stack.callback(attempts.close)
+        publisher = Publisher(
+            storage, _spool(settings, storage, stack), Origin(card.model, card.revision, versions())
+        )
+        service = Service(ledger, attempts, engine, publisher, card, settings.owner, self._on_engine_lost)
+        register_generate(app, service, appetite, lanes)
+
+        lanes.on_lost(attempts.lost)
+        lanes.on_cancel(lambda _lane, job_id: attempts.cancel(job_id))
+        lanes.on_dead(lambda _lane, job_id: _bury(ledger, job_id))
+        engine.on_room(lanes.wake)
+        self._listen_for_cancels(client, attempts)
+        self._keep_card(Cards(client, settings.jobs), card, lanes.owner)
+        late.fill(appetite)
+        self._drain_on_shutdown(lambda: self._drain(appetite, attempts, lanes, service))
+        log.info("serving %s from %s, batches of %d, into %s", card.model, lane, card.max_batch, storage.url)
+        worker: Worker = app.Worker(
+            pool="threads",
+            concurrency=settings.in_hand,
+            queues=[lane],
+            hostname=f"{lane}@{lanes.owner.replace(':', '-')}",
+            without_gossip=True,
+            without_mingle=True,
+            loglevel=settings.log_level.upper(),
+            redirect_stdouts=False,
+        )
+        return worker
+
+    def _drain(self, appetite: EngineAppetite, attempts: Attempts, lanes: Lanes, service: Service) -> None:
+        """SIGTERM: fetch nothing, give back what does not execute, let the rest finish; after the grace time, leave."""
+        self._stopping.set()
+        appetite.close()
+        lanes.give_back()
+        attempts.drain()
+        deadline = threading.Timer(self._settings.grace_s + _AFTER_GRACE_S, _leave, [lanes, service])
+        deadline.daemon = True
+        deadline.start()
+
+    def _drain_on_shutdown(self, drain: Callable[[], None]) -> None:
+        from celery.signals import worker_shutting_down
+
+        def on_shutdown(**_: object) -> None:
+            # The signal handler's thread may hold any lock: the work is another thread's.
+            if not self._stopping.is_set():
+                threading.Thread(target=drain, name="saggar-drain", daemon=True).start()
+
+        worker_shutting_down.connect(on_shutdown, weak=False)
+
+    def _on_engine_lost(self) -> None:
+        if not self._lost.is_set():
+            self._lost.set()
+            log.error("the engine is lost: this worker ends, its supervisor starts another")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _listen_for_cancels(self, client: redis.Redis, attempts: Attempts) -> None:
+        """Cancels are pushed; the pulse's look at the ledger is the net."""
+        channel = cancel_channel(self._settings.jobs)
+
+        def listen() -> None:
+            while not self._stopping.is_set():
+                try:
+                    with client.pubsub(ignore_subscribe_messages=True) as inbox:  # type: ignore[no-untyped-call]
+                        inbox.subscribe(channel)
+                        while not self._stopping.is_set():
+                            if message := inbox.get_message(timeout=1.0):
+                                attempts.cancel(message["data"])
+                except redis.RedisError as error:
+                    log.warning("cancels are not heard for a moment: %s", error)
+                    self._stopping.wait(1.0)
+
+        threading.Thread(target=listen, name="saggar-cancels", daemon=True).start()
+
+    def _keep_card(self, cards: Cards, card: ModelCard, worker: str) -> None:
+        cards.publish(card, worker)
+
+        def refresh() -> None:
+            while not self._stopping.wait(CARD_REFRESH_S):
+                try:
+                    cards.publish(card, worker)
+                except redis.RedisError as error:
+                    log.warning("the model card could not be refreshed: %s", error)
+
+        threading.Thread(target=refresh, name="saggar-card", daemon=True).start()
+
+
+def _engine_config(settings: WorkerSettings) -> EngineConfig:
+    return EngineConfig(
+        model=settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        executor=settings.executor,
+        max_batch=settings.max_batch,
+        age_bound_s=settings.age_bound_s,
+    )
+
+
+def _lane_settings(settings: WorkerSettings) -> LaneSettings:
+    return LaneSettings(
+        max_batch=settings.max_batch, age_bound_s=settings.age_bound_s, lease_s=settings.lease_s
+    )
+
+
+def _spool(settings: WorkerSettings, storage: Storage, stack: ExitStack) -> Spool | None:
+    if storage.url.startswith("file:"):
+        return None
+    spool = Spool.claim(Path(settings.spool), SPOOL_LIMIT_BYTES)
+    stack.callback(spool.close)
+    return spool
+
+
+def _bury(ledger: Ledger, job_id: str) -> None:
+    ledger.bury(job_id, JobError(kind="dead", message="delivered too often without an end"))
+
+
+def _leave(lanes: Lanes, service: Service) -> None:
+    """The grace time is over, and Celery alone would wait for ever for a task that hangs or a Redis that is frozen."""
+    log.error("the grace time is over: giving everything back and leaving")
+    service.close()
+    lanes.give_back(everything=True)
+    os._exit(1)
+
+
+def main() -> int:
+    """The exit status: REFUSED when starting again would end the same way."""
+    settings = WorkerSettings.from_parent()
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    watch_parent()
+    try:
+        return ModelWorker(settings).run()
+    except (Unsupported, LoadError, StorageConfigError, StorageRefused, ConfigError) as error:
+        log.error("cannot start: %s", error)
+        return REFUSED
+    except (EngineError, redis.RedisError) as error:
+        log.error("could not start: %s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""From arrays to objects in the store: encode → spool → upload → manifest.
+
+A `Publisher` belongs to one worker; its threads share it. It knows the store and the spool, not the ledger: whether
+an attempt may still publish is asked through `wanted`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+
+from pydantic import JsonValue
+from saggar.engine.request import Output
+from saggar.jobs.record import JobResult, OutputRef
+from saggar.jobs.schema import Job
+from saggar.storage import keys
+from saggar.storage.base import Storage
+from saggar.storage.errors import Conflict
+from saggar.storage.results import (
+    ManifestFile,
+    ManifestOutput,
+    ResultManifest,
+    commit_result,
+    read_result,
+    spec_digest,
+    verify_result,
+)
+from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
+from saggar.storage.upload import upload_entry
+from saggar.workers.encode import encode_image, image_format, sidecar, sidecar_bytes
+
+_JSON = "application/json"
+Wanted = Callable[[], bool]
+"""Whether this attempt's result is still wanted: its lease is ours and nobody cancelled it."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every output of this worker has in common and its sidecar says: the model and the versions."""
+
+    model: str
+    revision: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An attempt whose objects are in the store and whose manifest is not written yet."""
+
+    manifest: ResultManifest
+    key: str
+    entry: SpoolEntry | None
+
+
+class Publisher:
+    """`spool` None: the store is a folder of this disk, and writing twice would make nothing safer."""
+
+    def __init__(self, storage: Storage, spool: Spool | None, origin: Origin) -> None:
+        self.storage = storage
+        self._spool = spool
+        self._origin = origin
+
+    def upload(self, job: Job, attempt: int, output: Output, wanted: Wanted) -> Upload:
+        """Encodes an output and puts its objects, for as long as it is wanted.
+
+        Raises StorageUnavailable when it is no longer wanted and StorageRefused when the store says no for good.
+        """
+        began = time.perf_counter()
+        items, outputs = self._encode(job, attempt, output)
+        manifest = ResultManifest(
+            job_id=job.id,
+            attempt=attempt,
+            spec_sha256=_digest(job),
+            model=job.model,
+            created=datetime.now(UTC),
+            outputs=outputs,
+            batch_id=output.batch_id,
+            batch_size=output.batch_size,
+            numerics=output.numerics,
+            timings={**output.timings, "encode_output": time.perf_counter() - began},
+        )
+        key = keys.result_key(job.output.prefix, job.id)
+        if self._spool is None:
+            for item in items:
+                self.storage.put(item.key, item.data, content_type=item.content_type)
+            return Upload(manifest, key, None)
+        entry = self._spool.write(job.id, attempt, items, note=manifest.model_dump_json())
+        upload_entry(self.storage, entry, keep_going=wanted)
+        return Upload(manifest, key, entry)
+
+    def commit(self, upload: Upload) -> JobResult:
+        """Writes the manifest, or accepts the one that another attempt wrote first; what stands is the result."""
+        outcome = commit_result(self.storage, upload.key, upload.manifest)
+        return self.result(outcome.manifest, upload.key)
+
+    def find(self, job: Job) -> JobResult | None:
+        """The result of an earlier attempt that ended after its manifest and before its record, if there is one."""
+        key = keys.result_key(job.output.prefix, job.id)
+        if self.storage.head(key) is None:
+            return None
+        manifest = read_result(self.storage, key)
+        if manifest.spec_sha256 != _digest(job):
+            raise Conflict(f"{key} is the result of another request")
+        verify_result(self.storage, manifest)
+        return self.result(manifest, key)
+
+    def forget(self, upload: Upload) -> None:
+        """The attempt is over, one way or the other: its spooled bytes are not needed any more."""
+        if self._spool is not None and upload.entry is not None:
+            self._spool.remove(upload.entry)
+
+    def result(self, manifest: ResultManifest, key: str) -> JobResult:
+        """The record that the ledger keeps of a manifest."""
+        return JobResult(
+            outputs=[
+                OutputRef(
+                    index=output.index,
+                    uri=self.storage.uri(output.key),
+                    sha256=output.sha256,
+                    bytes=output.size,
+                    content_type=output.content_type,
+                    seed=output.seed or 0,
+                    width=output.width,
+                    height=output.height,
+                )
+                for output in manifest.outputs
+            ],
+            manifest=self.storage.uri(key),
+            attempt=manifest.attempt,
+            batch_id=manifest.batch_id or "",
+            batch_size=manifest.batch_size or 1,
+            timings=manifest.timings,
+        )
+
+    def _encode(
+        self, job: Job, attempt: int, output: Output
+    ) -> tuple[list[SpoolItem], tuple[ManifestOutput, ...]]:
+        items: list[SpoolItem] = []
+        outputs: list[ManifestOutput] = []
+        for index in range(len(output.arrays)):
+            picture, side, described = self._encode_one(job, attempt, output, index)
+            items += [picture, side]
+            outputs.append(described)
+        return items, tuple(outputs)
+
+    def _encode_one(
+        self, job: Job, attempt: int, output: Output, index: int
+    ) -> tuple[SpoolItem, SpoolItem, ManifestOutput]:
+        """The picture, its sidecar, and the manifest's line about both."""
+        array, seed = output.arrays[index], output.seeds[index]
+        height, width = array.shape[:2]
+        encoded = encode_image(
+            array, image_format(job.output.format), job.output.quality, _parameters(job, seed)
+        )
+        place = (job.output.prefix, job.id, attempt, index, encoded.sha256)
+        picture = SpoolItem(keys.output_key(*place, encoded.extension), encoded.data, encoded.content_type)
+        content = sidecar(
+            job_id=job.id,
+            attempt=attempt,
+            index=index,
+            seed=seed,
+            request=job.model_dump(mode="json", exclude={"id"}),
+            model=self._origin.model,
+            revision=self._origin.revision,
+            versions=self._origin.versions,
+            numerics=output.numerics,
+            batch_id=output.batch_id,
+            batch_size=output.batch_size,
+            steps=output.steps,
+            timings=output.timings,
+            encoded=encoded,
+            width=width,
+            height=height,
+        )
+        side = SpoolItem(keys.sidecar_key(*place), sidecar_bytes(content), _JSON)
+        described = ManifestOutput(
+            key=picture.key,
+            sha256=encoded.sha256,
+            size=len(encoded.data),
+            content_type=encoded.content_type,
+            index=index,
+            width=width,
+            height=height,
+            seed=seed,
+            sidecar=ManifestFile(
+                key=side.key, sha256=sha256(side.data).hexdigest(), size=len(side.data), content_type=_JSON
+            ),
+        )
+        return picture, side, described
+
+
+def _digest(job: Job) -> str:
+    """Of a checked job: equal for every attempt, since the ledger keeps the seed that submit chose."""
+    return spec_digest(job.model_dump(mode="json", exclude={"id"}))
+
+
+def _parameters(job: Job, seed: int) -> dict[str, JsonValue]:
+    """What a picture carries inside: enough to ask for it again."""
+    parameters: dict[str, JsonValue] = {"prompt": job.prompt, "model": job.model, "seed": seed}
+    if job.negative_prompt is not None:
+        parameters["negative_prompt"] = job.negative_prompt
+    parameters |= {
+        name: list(value) if isinstance(value, list) else value for name, value in job.params.items()
+    }
+    return parameters

@@ -1,0 +1,98 @@
+"""What one worker needs to know, from its environment and its command line. Checked once, then frozen."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from saggar.jobs.errors import ConfigError
+from saggar.jobs.settings import JobSettings
+
+HANDED_ON = "SAGGAR_WORKER_SETTINGS"
+DEFAULT_MODEL = "saggar/emoji"
+
+# Environment variable -> field. The command line's flags have the fields' names.
+ENVIRONMENT = {
+    "SAGGAR_MODEL": "model",
+    "SAGGAR_MODEL_NAME": "model_name",
+    "SAGGAR_STORE": "store",
+    "SAGGAR_DEVICE": "device",
+    "SAGGAR_DTYPE": "dtype",
+    "SAGGAR_EXECUTOR": "executor",
+    "SAGGAR_MAX_BATCH": "max_batch",
+    "SAGGAR_CONCURRENCY": "concurrency",
+    "SAGGAR_SPOOL": "spool",
+    "SAGGAR_LEASE_S": "lease_s",
+    "SAGGAR_AGE_BOUND_S": "age_bound_s",
+    "SAGGAR_GRACE_S": "grace_s",
+    "SAGGAR_LOG_LEVEL": "log_level",
+}
+
+
+class WorkerSettings(BaseModel):
+    """One worker: one engine with one model, fed from one lane, writing to one store."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    jobs: JobSettings
+    role: Literal["model", "chores"] = "model"
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="a folder, a hub id, or a built-in model")
+    model_name: str | None = Field(None, description="the public name jobs ask for; default: the model's own")
+    store: str = Field("saggar-data/results", min_length=1, description="s3://bucket/prefix or a folder")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    executor: Literal["multiproc", "local"] = "multiproc"
+    max_batch: int = Field(8, ge=1, le=256, description="most rows of one batch")
+    concurrency: int | None = Field(None, ge=1, le=1024, description="jobs in hand; default: 3 batches")
+    spool: Path = Field(Path("saggar-data/spool"), description="where outputs are made durable before upload")
+    lease_s: float = Field(60.0, gt=0, description="how long a job may be held without a sign of life")
+    age_bound_s: float = Field(60.0, gt=0, description="a key older than this begins the next batch")
+    grace_s: float = Field(30.0, ge=0, description="time for the running batch to finish after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def name(self) -> str:
+        """The model's public name, as jobs write it: a folder goes by its last part."""
+        return self.model_name or (
+            Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+        )
+
+    @property
+    def in_hand(self) -> int:
+        """How many jobs this worker may hold: the running batch, the next, and one that is being uploaded."""
+        return self.concurrency or 3 * self.max_batch
+
+    @property
+    def owner(self) -> str:
+        """The name this process signs its attempts with."""
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def handed_on(self) -> str:
+        """These settings for a child process of ours, secrets included: for its environment, never for a log."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_parent(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """What `handed_on` gave. Raises KeyError outside such a child."""
+        return cls.model_validate_json(environ[HANDED_ON])
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Self:
+        """Flags over environment over defaults. Raises ConfigError naming the field and what it takes."""
+        values: dict[str, object] = {
+            field: environ[name] for name, field in ENVIRONMENT.items() if environ.get(name)
+        }
+        values |= {name: value for name, value in flags.items() if value is not None}
+        redis_url = values.pop("redis_url", None)
+        job_environ = dict(environ) | ({"SAGGAR_REDIS_URL": str(redis_url)} if redis_url else {})
+        values.setdefault("jobs", JobSettings.from_env(job_environ))
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -1,0 +1,58 @@
+"""The one file that knows both vocabularies: a job's and an engine request's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from saggar.engine.request import ModelInfo, Output, ParamValue, Request
+from saggar.jobs.cards import Limits, ModelCard
+from saggar.jobs.record import JobResult, OutputRef
+from saggar.jobs.schema import Job
+from saggar.workers.encode import FORMATS
+
+# The lane's classes are the engine's, counted from the most urgent.
+PRIORITY = {"interactive": 0, "normal": 1, "bulk": 2}
+
+
+def to_request(job: Job) -> Request:
+    """The request of a checked job: its seed is chosen, its params are complete."""
+    assert job.seed is not None, "submit chooses the seed"
+    return Request(
+        id=job.id,
+        task=job.task,
+        prompt=job.prompt,
+        negative_prompt=job.negative_prompt,
+        params=cast(Mapping[str, ParamValue], job.params),  # checked against the engine's own schema
+        seed=job.seed,
+        num_outputs=job.num_outputs,
+        priority=PRIORITY[job.priority],
+    )
+
+
+def to_card(info: ModelInfo, name: str, max_batch: int) -> ModelCard:
+    """What this worker publishes of its model, so that jobs are checked before they are queued."""
+    return ModelCard(
+        model=name,
+        family=info.family,
+        tasks=list(info.tasks),
+        params_schema=dict(info.params_schema),
+        limits=Limits.model_validate(dict(info.limits)),
+        batch_fields=list(info.batch_fields),
+        max_batch=max_batch,
+        revision=info.revision,
+        numerics=info.numerics,
+        formats=list(FORMATS),
+    )
+
+
+def to_result(output: Output, refs: list[OutputRef], *, attempt: int, manifest: str) -> JobResult:
+    """The record of a finished job, small enough for Redis; the whole request stands in the sidecars."""
+    return JobResult(
+        outputs=refs,
+        manifest=manifest,
+        attempt=attempt,
+        batch_id=output.batch_id,
+        batch_size=output.batch_size,
+        timings=dict(output.timings),
+    )
