@@ -60,6 +60,7 @@ class Engine:
         self._over: EngineError | None = None
         self._seq = itertools.count()
         self._plans = itertools.count(1)
+        self._under_way: Plan | None = None
         self._outcomes: Counter[str] = Counter()
         self._rank_counters: dict[str, int] = {}
         self._watchers: list[Callable[[], None]] = []
@@ -170,7 +171,8 @@ class Engine:
         """End everything: what has not ended gets EngineClosed at the next border. Again: nothing happens."""
         with self._lock:
             self._over = self._over or EngineClosed("the engine was closed")
-            self._executor.cancel([live.entry.id for live in self._live.values()])
+            if self._under_way is not None:
+                self._executor.cancel(self._under_way.id, self._under_way.run)
             self._lock.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
@@ -229,7 +231,8 @@ class Engine:
         drops, self._drops = tuple(self._drops), []
         run = tuple(live.entry.id for live in lives)
         admit = tuple(live.entry.request for live in fresh)
-        return Plan(next(self._plans), run, admit, drops, decision.steps, self.config.decode_rows)
+        self._under_way = Plan(next(self._plans), run, admit, drops, decision.steps, self.config.decode_rows)
+        return self._under_way
 
     def _on_step(self, rows: Sequence[RowReport]) -> None:
         """Called by the executor between the steps of a plan."""
@@ -250,7 +253,8 @@ class Engine:
         lines = {row.id: row for row in report.rows}
         with self._lock:
             self._rank_counters = report.counters
-            endings: list[Ending] = []
+            endings = self._expire(time.monotonic())
+            self._under_way = None
             for request_id in plan.run:
                 live = self._live[request_id]
                 outcome = self._outcome(live, lines.get(request_id))
@@ -332,10 +336,10 @@ class Engine:
         return ended
 
     def _stop(self, live: Live, reason: EngineError) -> list[Ending]:
-        if live.entry.status is not Status.RUNNING:
+        if live.entry.status is not Status.RUNNING or self._under_way is None:
             return self._end(live, reason)
         live.stopping = live.stopping or reason
-        self._executor.cancel([live.entry.id])
+        self._executor.cancel(self._under_way.id, [live.entry.id])
         return []
 
     def _end(self, live: Live, outcome: Output | EngineError) -> list[Ending]:

@@ -34,8 +34,8 @@ class Executor(Protocol):
         WorkerDied.
         """
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        """End these before their next step, if the plan under way has them."""
+    def cancel(self, plan_id: int, request_ids: Iterable[str]) -> None:
+        """End these requests of a plan before their next step; nothing happens if the plan is over."""
 
     def health(self) -> Health:
         """Alive or not, without waiting for a forward."""

@@ -18,7 +18,7 @@ class LocalExecutor:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._runner: Runner | None = None
-        self._cancelled: set[str] = set()
+        self._cancelled: set[tuple[int, str]] = set()
 
     def start(self) -> Ready:
         """Load in this process."""
@@ -28,13 +28,15 @@ class LocalExecutor:
     def execute(self, plan: Plan, on_step: OnStep) -> Report:
         """Carry out one plan here and now."""
         assert self._runner is not None, "start first"
-        report = self._runner.execute(plan, self._cancelled.__contains__, on_step)
+        report = self._runner.execute(
+            plan, lambda request_id: (plan.id, request_id) in self._cancelled, on_step
+        )
         self._cancelled.clear()
         return report
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        """Remembered for the plan under way."""
-        self._cancelled.update(request_ids)
+    def cancel(self, plan_id: int, request_ids: Iterable[str]) -> None:
+        """Remembered until the plan asks."""
+        self._cancelled.update((plan_id, request_id) for request_id in request_ids)
 
     def health(self) -> Health:
         """As alive as this process."""

@@ -51,12 +51,12 @@ class MultiprocExecutor:
             on_step(message.rows)
         return message
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
+    def cancel(self, plan_id: int, request_ids: Iterable[str]) -> None:
         """A message of its own, which the rank reads during a forward."""
         ids = tuple(request_ids)
         if ids and self._rank is not None and self._rank.exit_text() is None:
             with contextlib.suppress(WorkerDied):  # `execute` finds the same and tells every request
-                self._rank.send(Cancel(ids))
+                self._rank.send(Cancel(plan_id, ids))
 
     def health(self) -> Health:
         """Whether the rank's process lives."""

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002  (a contract's arguments are not all needed by each who keeps it)
 """The contract of a model family and the default way to make one step of many rows.
 
 A family is built from a checkpoint's configuration alone; `load` brings the weights. Until then it
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from saggar.engine.batch_key import canonical_key
@@ -57,7 +57,11 @@ class Family(ABC, Generic[T, P, S]):
             )
         check_common(request)
         params = check_params(request.params, self.schema)
-        return Request(**{**vars(request), "params": params})
+        return self.preprocess(replace(request, params=params))
+
+    def preprocess(self, request: Request) -> Request:
+        """Hook: a checked request as the ranks shall see it. InvalidRequest refuses it."""
+        return request
 
     def batch_key(self, request: Request) -> str:
         """What rows must share for their whole life. The request must be validated."""

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002  (a contract's arguments are not all needed by each who keeps it)
 """A family without a model: for tests and measurements of everything around one. numpy only.
 
 Its picture has one colour, made of prompt and seed, so that a mix-up is seen. It can wait in each step

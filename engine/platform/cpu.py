@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002  (a contract's arguments are not all needed by each who keeps it)
 """The CPU as a platform: float32, gloo."""
 
 from __future__ import annotations

@@ -88,8 +88,9 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Cancel:
-    """End these requests before their next step, if the plan under way has them."""
+    """End these requests of a plan before their next step; it means nothing once the plan is over."""
 
+    plan_id: int
     request_ids: tuple[str, ...]
 
 

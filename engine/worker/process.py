@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from saggar.engine.errors import EngineError, LoadError, WorkerDied
@@ -26,27 +27,25 @@ from saggar.engine.worker.runner import Runner
 
 
 class Inbox:
-    """Plans in order, and the ids to cancel; filled by the receiving thread."""
+    """Plans in order, and what to cancel of them; filled by the receiving thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
-        self._cancelled: set[str] = set()
+        self._cancelled: dict[int, set[str]] = {}
         threading.Thread(target=self._receive, name="saggar-inbox", daemon=True).start()
 
     def next_plan(self) -> Plan | None:
-        """Wait for a plan; None: shut down. What was to be cancelled before it is dropped by the plan
-        itself.
-        """
-        return self._plans.get()
+        """Wait for a plan; None: shut down. Forgets the cancels of earlier plans."""
+        plan = self._plans.get()
+        for plan_id in list(self._cancelled):
+            if plan is not None and plan_id < plan.id:
+                del self._cancelled[plan_id]
+        return plan
 
-    def cancelled(self, request_id: str) -> bool:
-        """Whether a cancel has come for this request."""
-        return request_id in self._cancelled
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """These have ended."""
-        self._cancelled.difference_update(request_ids)
+    def cancelled(self, plan_id: int, request_id: str) -> bool:
+        """Whether a cancel has come for this request of this plan."""
+        return request_id in self._cancelled.get(plan_id, ())
 
     def _receive(self) -> None:
         while True:
@@ -57,7 +56,7 @@ class Inbox:
             if isinstance(message, Plan):
                 self._plans.put(message)
             elif isinstance(message, Cancel):
-                self._cancelled.update(message.request_ids)
+                self._cancelled.setdefault(message.plan_id, set()).update(message.request_ids)
             else:
                 self._plans.put(None)
                 return
@@ -91,9 +90,7 @@ def _serve(runner: Runner, inbox: Inbox, channel: Channel) -> None:
         channel.send(Stepped(tuple(rows)))
 
     while (plan := inbox.next_plan()) is not None:
-        report = runner.execute(plan, inbox.cancelled, on_step)
-        inbox.forget([row.id for row in report.rows])
-        channel.send(report)
+        channel.send(runner.execute(plan, partial(inbox.cancelled, plan.id), on_step))
 
 
 def _as_engine_error(error: BaseException) -> EngineError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from saggar.engine.errors import EngineError, OutOfMemory, RowFailed
+from saggar.engine.errors import EngineError, LoadError, OutOfMemory, RowFailed
 from saggar.engine.models.base import Family
 from saggar.engine.models.state import RequestState
 from saggar.engine.worker.plan import Plan, Report, RowReport, RowStatus
@@ -59,14 +59,16 @@ class Runner:
             return turn.report()
 
     def warm_up(self) -> None:
-        """One step and decode of the family's own warm-up request. Raises what they raise."""
-        request = self.family.warmup_request()
-        with self._context():
-            state = self.family.new_state(request)
-            self.family.prepare_encode([state])
-            noise = self.family.denoise_step([state], self.max_rows)[state.id]
-            self.family.step_scheduler(state, noise)
-            self.family.post_decode([state])
+        """One step and decode of the family's own warm-up request. LoadError: it fails."""
+        try:
+            with self._context():
+                state = self.family.new_state(self.family.warmup_request())
+                self.family.prepare_encode([state])
+                noise = self.family.denoise_step([state], self.max_rows)[state.id]
+                self.family.step_scheduler(state, noise)
+                self.family.post_decode([state])
+        except Exception as error:
+            raise LoadError(f"the warm-up failed: {type(error).__name__}: {error}") from error
         self.family.counters.clear()
 
     def failure(self, error: Exception) -> EngineError:
@@ -107,12 +109,12 @@ class _Turn:
         """Steps until the plan's number, or until a row finishes, fails or is cancelled."""
         done = 0
         while self._plan.steps is None or done < self._plan.steps:
+            if done:
+                self._on_step([self._line(state) for state in self._states if self._alive(state)])
             ended = self._drop_cancelled()
             moving = self._moving()
             if not moving or (ended and done):
                 return
-            if done:
-                self._on_step([self._line(state) for state in self._states if self._alive(state)])
             before = len(self._failed)
             self._step(moving)
             done += 1

@@ -1,0 +1,54 @@
+"""Models for the engine's tests, built once a session, and engines that are closed for sure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saggar.engine import Engine, EngineConfig
+from saggar.engine.models.tiny import make_tiny
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny model's folder by family name, each built once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(family: str) -> Path:
+        path = folder / family
+        return path if path.exists() else make_tiny(family, path)
+
+    return model
+
+
+@pytest.fixture
+def make_engine(models: Callable[[str], Path]) -> Iterator[MakeEngine]:
+    """Engines of tiny models in this process; keywords go to EngineConfig."""
+    engines: list[Engine] = []
+
+    def make(family: str = "noop", scheduler: Any = None, executor: Any = None, **settings: Any) -> Engine:
+        folder = settings.pop("model", None) or str(models(family))
+        config = EngineConfig(model=folder, **{"executor": "local", "threads": 1, **settings})
+        engines.append(Engine.make(config, scheduler=scheduler, executor=executor))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(params=["request_batch", "step_batch"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """Both modes of the loop."""
+    return str(request.param)
