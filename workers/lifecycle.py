@@ -32,6 +32,8 @@ from saggar.storage.spool import Spool
 from saggar.workers.app import make_app
 from saggar.workers.appetite import EngineAppetite
 from saggar.workers.attempts import Attempts
+from saggar.workers.chores import ChoresWorker
+from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.service import Service
 from saggar.workers.settings import WorkerSettings
@@ -75,6 +77,8 @@ class ModelWorker:
         storage.probe()
         engine = stack.enter_context(Engine.make(_engine_config(settings)))
         card = to_card(engine.info, settings.name, settings.max_batch)
+
+        stack.callback(Housekeeper(client, settings.jobs, storage).close)
 
         late = LateAppetite()
         app = make_app(settings.jobs, late)
@@ -212,7 +216,7 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     watch_parent()
     try:
-        return ModelWorker(settings).run()
+        return (ModelWorker if settings.role == "model" else ChoresWorker)(settings).run()
     except (Unsupported, LoadError, StorageConfigError, StorageRefused, ConfigError) as error:
         log.error("cannot start: %s", error)
         return REFUSED

@@ -47,7 +47,9 @@ class WorkerSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     executor: Literal["multiproc", "local"] = "multiproc"
     max_batch: int = Field(8, ge=1, le=256, description="most rows of one batch")
-    concurrency: int | None = Field(None, ge=1, le=1024, description="jobs in hand; default: 3 batches")
+    concurrency: int | None = Field(
+        None, ge=1, le=1024, description="jobs in hand; default: 8 batches, at least 64"
+    )
     spool: Path = Field(Path("saggar-data/spool"), description="where outputs are made durable before upload")
     lease_s: float = Field(60.0, gt=0, description="how long a job may be held without a sign of life")
     age_bound_s: float = Field(60.0, gt=0, description="a key older than this begins the next batch")
@@ -63,8 +65,11 @@ class WorkerSettings(BaseModel):
 
     @property
     def in_hand(self) -> int:
-        """How many jobs this worker may hold: the running batch, the next, and one that is being uploaded."""
-        return self.concurrency or 3 * self.max_batch
+        """How many jobs this worker may hold: the running batch, the next, and those that are being uploaded.
+
+        The engine's room limits what it takes; this many threads keep it busy while a slow store holds up uploads.
+        """
+        return self.concurrency or max(64, 8 * self.max_batch)
 
     @property
     def owner(self) -> str:

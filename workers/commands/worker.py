@@ -20,7 +20,7 @@ import click
     "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
 )
 @click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]")
-@click.option("--concurrency", type=int, help="Most jobs in hand.  [default: three batches]")
+@click.option("--concurrency", type=int, help="Most jobs in hand.  [default: 64 or more]")
 @click.option("--spool", help="Where outputs are made durable before upload.")
 @click.option(
     "--lease", "lease_s", type=float, help="Seconds a job is held without a sign of life.  [default: 60]"

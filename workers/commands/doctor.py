@@ -1,0 +1,91 @@
+"""`saggar doctor`: looks at everything a worker needs and says what to do about what is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+import redis
+from saggar.jobs.errors import SaggarError
+from saggar.jobs.settings import JobSettings, connect
+from saggar.storage.base import open_storage
+from saggar.storage.errors import StorageError
+from saggar.workers.servers import ServerError, find_binary
+
+
+@click.command()
+@click.option("--redis", "redis_url", help="Also look at this Redis.  [env: SAGGAR_REDIS_URL]")
+@click.option("--store", help="Also look at this store: s3://bucket/prefix or a folder.")
+def doctor(redis_url: str | None, store: str | None) -> None:
+    """Check the installation, and the Redis and the store that are named. Exits 1 if something is wrong."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("python packages", _packages),
+        ("accelerator", _accelerator),
+        ("embedded Redis", find_binary),
+        ("built-in models", _models),
+    ]
+    if redis_url is not None:
+        checks.append(("redis", lambda: _redis(JobSettings.make(redis_url=redis_url))))
+    if store is not None:
+        checks.append(("store", lambda: _store(store)))
+    failed = False
+    for name, check in checks:
+        try:
+            click.echo(f"ok    {name:<16} {check()}")
+        except (
+            SaggarError,
+            ServerError,
+            StorageError,
+            redis.RedisError,
+            ImportError,
+            PackageNotFoundError,
+        ) as error:
+            failed = True
+            click.secho(f"FAIL  {name:<16} {error}", fg="red")
+    sys.exit(failed)
+
+
+def _packages() -> str:
+    wanted = ("saggar", "celery", "redis", "torch", "diffusers", "transformers")
+    return ", ".join(f"{name} {version(name)}" for name in wanted)
+
+
+def _accelerator() -> str:
+    from saggar.engine.config import EngineConfig
+    from saggar.engine.platform.select import place
+
+    placement, _ = place(EngineConfig(model="any"), rank=0)
+    return f"{placement.device}, {placement.numerics}"
+
+
+def _models() -> str:
+    from saggar.engine.models.registry import installed
+
+    return ", ".join(installed()) or "none"
+
+
+def _redis(settings: JobSettings) -> str:
+    client = connect(settings)
+    try:
+        server, memory = client.info("server"), client.info("memory")
+        policy = memory.get("maxmemory_policy", "noeviction")
+        persisted = client.info("persistence").get("aof_enabled")
+    finally:
+        client.close()
+    notes = [f"Redis {server['redis_version']}"]
+    if policy != "noeviction":
+        notes.append(f"maxmemory-policy is {policy}: set it to noeviction, or jobs can vanish")
+    if not persisted:
+        notes.append("appendonly is off: a restart forgets the queue")
+    return "; ".join(notes)
+
+
+def _store(url: str) -> str:
+    storage = open_storage(url)
+    try:
+        conditional = storage.probe()
+    finally:
+        storage.close()
+    return f"{storage.url}, {'with' if conditional else 'without'} conditional PUT"

@@ -1,0 +1,76 @@
+"""What must be looked after while jobs flow: lost messages, deadlines, old records, objects nobody wants.
+
+Every worker runs it; the reconciler's lock lets one of them work at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+
+import redis
+from saggar.jobs.cards import Cards
+from saggar.jobs.ledger import Ledger, reconcile
+from saggar.jobs.record import OPEN
+from saggar.jobs.settings import JobSettings
+from saggar.storage.base import Storage
+from saggar.storage.errors import StorageError
+from saggar.storage.sweep import DAY, sweep
+
+log = logging.getLogger(__name__)
+EVERY_S = 5.0
+_SWEEP_LOCK_S = 12 * 3600
+
+
+class Housekeeper:
+    """A thread that looks after the ledger every five seconds and after the store twice a day. `close` ends it."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        settings: JobSettings,
+        storage: Storage | None = None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._ledger = Ledger(client, settings)
+        self._cards = Cards(client, settings)
+        self._storage = storage
+        self._every_s = every_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="saggar-housekeeping", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def look_after(self) -> None:
+        """One round. Raises redis.RedisError and StorageError."""
+        done = reconcile(self._ledger, self._settings, self._cards.get)
+        if done is not None and (done.replaced or done.buried):
+            log.warning("%d lost messages put again, %d jobs buried", done.replaced, done.buried)
+        if self._storage is not None and self._my_turn_to_sweep(self._storage):
+            self._sweep(self._storage)
+
+    def _live(self) -> None:
+        while not self._closed.wait(self._every_s):
+            try:
+                self.look_after()
+            except (redis.RedisError, StorageError) as error:
+                log.warning("housekeeping waits for the next round: %s", error)
+
+    def _my_turn_to_sweep(self, storage: Storage) -> bool:
+        key = f"{self._settings.key_prefix}swept:{storage.url}"
+        return bool(self._client.set(key, "1", nx=True, ex=_SWEEP_LOCK_S))
+
+    def _sweep(self, storage: Storage) -> None:
+        report = sweep(storage, is_open=self._is_open)
+        abandoned = storage.abandon_uploads(datetime.now(UTC) - timedelta(seconds=DAY.total_seconds()))
+        log.info("swept %s: %s, %d abandoned uploads", storage.url, report, abandoned)
+
+    def _is_open(self, job_id: str) -> bool:
+        record = self._ledger.get(job_id)
+        return record is not None and record.state in OPEN
