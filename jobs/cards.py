@@ -7,10 +7,10 @@ module does not know the engine: a card is what the engine's ModelInfo says, as 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from secrets import randbits
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from saggar.jobs.errors import InvalidCard, InvalidJob, UnknownModel
@@ -61,6 +61,18 @@ class ModelCard(BaseModel):
         if missing:
             raise InvalidCard(f"batch_fields: {missing[0]!r} is not in params_schema")
         return checker
+
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
+        """A copy builds rules of its own: the update may have changed them."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("checker", None)
+        return copy
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without the rules, which another process builds again from the schema."""
+        state = super().__getstate__()
+        fields = {name: value for name, value in state["__dict__"].items() if name != "checker"}
+        return {**state, "__dict__": fields}
 
 
 def parse_card(text: str) -> ModelCard:

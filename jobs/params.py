@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, Union, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic_core import SchemaError
 from saggar.jobs.errors import InvalidCard, InvalidJob
 from saggar.jobs.invalid import one_line
 from saggar.jobs.schema import ParamValue
@@ -96,8 +97,8 @@ class ParamsChecker:
             )
         except ValidationError as error:
             raise InvalidCard(f"params_schema: default of {one_line(error, {})}") from None
-        except (TypeError, ValueError, RuntimeError) as error:  # a rule that cannot apply to its type
-            raise InvalidCard(f"params_schema: {error}") from error
+        except (SchemaError, TypeError, ValueError, RuntimeError) as error:  # rules that cannot apply
+            raise InvalidCard(f"params_schema: {' '.join(str(error).split())}") from error
         required = tuple(cast("list[str]", schema.get("required", [])))
         allowed = {name: _describe(rule, definitions) for name, rule in rules.items()}
         return cls(model, allowed, defaults.model_dump(by_alias=True, exclude_unset=True), required)

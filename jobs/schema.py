@@ -161,8 +161,8 @@ class Job(_Part):
     id: JobId = Field(default_factory=new_id)
     model: Annotated[str, _text(_MODEL, "the name of a served model, such as saggar/emoji", 128)]
     task: Annotated[str, _text(_TASK, "a task of the model, such as t2i", 32)] = "t2i"
-    prompt: Text
-    negative_prompt: Text | None = None
+    prompt: Text = Field(repr=False)  # what people ask for stays out of logs
+    negative_prompt: Text | None = Field(default=None, repr=False)
     params: dict[str, ParamValue] = {}
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     num_outputs: int = Field(default=1, ge=1, le=MAX_OUTPUTS)

@@ -1,0 +1,85 @@
+"""Settings: the forms of a Redis URL, the environment, one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from saggar.jobs import ConfigError, JobSettings, connect
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://localhost", {"host": "localhost", "db": 0}),
+        (
+            "redis://user:p%40ss@host:7000/3",
+            {"host": "host", "port": 7000, "username": "user", "password": "p@ss", "db": 3},
+        ),
+        ("redis://:pw@host/1", {"password": "pw", "db": 1}),
+        ("rediss://host:6380/2", {"host": "host", "port": 6380, "db": 2}),
+        ("unix:///run/redis.sock?db=4", {"path": "/run/redis.sock", "db": 4}),
+        ("unix://user:pw@/run/redis.sock", {"path": "/run/redis.sock", "username": "user", "password": "pw"}),
+    ],
+)
+def test_urls(url: str, expected: dict[str, object]) -> None:
+    pool = connect(JobSettings.make(redis_url=url)).connection_pool
+    found = {"db": 0, **pool.connection_kwargs}
+    assert {name: found.get(name) for name in expected} == expected
+    assert ("SSL" in pool.connection_class.__name__) == url.startswith("rediss")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost",
+        "http://host",
+        "redis://",
+        "redis://host:port",
+        "redis://host/x",
+        "unix://",
+        "amqp://h",
+    ],
+)
+def test_wrong_urls(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"redis_url: is not a Redis URL \(allowed: redis://"):
+        JobSettings.make(redis_url=url)
+
+
+def test_a_wrong_option_of_the_url() -> None:
+    with pytest.raises(ConfigError, match="redis_url"):
+        connect(JobSettings.make(redis_url="redis://host?socket_timeout=soon"))
+
+
+def test_from_the_environment() -> None:
+    env = {
+        "SAGGAR_REDIS_URL": "redis://h/2",
+        "SAGGAR_KEY_PREFIX": "app:",
+        "SAGGAR_MAX_BACKLOG": "7",
+        "HOME": "/",
+    }
+    settings = JobSettings.from_env(env)
+    assert (settings.redis_url, settings.key_prefix, settings.max_backlog) == ("redis://h/2", "app:", 7)
+    assert JobSettings.from_env({}) == JobSettings.make()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("record_ttl_s", "0"),
+        ("max_backlog", "many"),
+        ("key_prefix", "a b"),
+        ("key_prefix", "x'y"),
+        ("retry_after_s", "nan"),
+        ("colour", "red"),
+    ],
+)
+def test_wrong_values(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: "):
+        JobSettings.make(**{name: value})
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "hunter2" not in repr(JobSettings.make(redis_url="redis://:hunter2@host"))
+    with pytest.raises(ConfigError) as caught:
+        JobSettings.make(redis_url="redis://:hunter2@host/x")
+    assert "hunter2" not in str(caught.value)
