@@ -55,7 +55,7 @@ class PrefetchAppetite:
 
 
 class LateAppetite:
-    """An appetite filled in later, for an application is configured before its engine exists; until then none.
+    """An appetite filled in later: an application is configured before its engine exists. Until then none.
 
     Celery's remote control sends the transport's options as JSON, hence `__json__` (kombu's encoder asks
     for it).

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class HubPump:
     """Lives from a transport's registration with the hub until its connection closes.
 
-    All in the hub's thread, except `kick`. Connection errors go to Celery, which connects anew; what Redis refuses (it is
-    full) is logged and tried again a second later, for it must not end the worker.
+    All in the hub's thread, except `kick`. Connection errors go to Celery, which connects anew; what Redis
+    refuses (it is full) is logged and tried again a second later, for it must not end the worker.
     """
 
     def __init__(self, poller: "Poller", hub: Any, poll_s: float) -> None:

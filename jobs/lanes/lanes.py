@@ -117,7 +117,7 @@ class Lanes:
         return batch
 
     def ack(self, tag: str) -> None:
-        """The message is done with. An unreachable Redis is told later; a stale tag is refused, and logged."""
+        """The message is done with. An unreachable Redis is told later; a stale tag is refused and logged."""
         self._end(_Ending(Tag.parse(tag), acked=True))
 
     def requeue(self, tag: str, *, counted: bool = True, due_us: int = 0) -> None:

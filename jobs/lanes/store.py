@@ -125,7 +125,7 @@ class LaneStore:
         return self._scripts[name](keys=[self.base(lane)], args=args)
 
     def _flags(self) -> str:
-        """What lets a script run on a full server: known since Redis 7. A server without INFO has no flags either."""
+        """What lets a script run on a full server, known since Redis 7 (and to no server without INFO)."""
         from redis import ResponseError
 
         if self._full_flags is None:
@@ -152,7 +152,7 @@ class LaneStore:
         lowest_class: int = ANY_CLASS,
         token: str | None = None,
     ) -> Batch | None:
-        """Leases to `owner` up to `seats` messages of one batch key: `rows` rows at most, one message at least.
+        """Leases to `owner` up to `seats` messages of one batch key: at most `rows` rows, but one message.
 
         Into the open group (`open_key` with `room` > 0) if it has messages in the highest class present;
         else a new batch of at most `max_batch` rows begins. No key starves: once a message has waited
