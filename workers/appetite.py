@@ -8,7 +8,8 @@ from typing import Protocol
 
 from saggar.engine.handle import Reservation
 from saggar.engine.request import Room
-from saggar.jobs.lanes.appetite import Want
+from saggar.jobs.lanes import PRIORITY_CLASSES, Want
+from saggar.workers.settings import URGENT_SEATS
 
 
 class Seats(Protocol):
@@ -24,9 +25,11 @@ class EngineAppetite:
     Every fetched message holds a reservation until its task hands it to the engine (`take`) or the message goes.
     """
 
-    def __init__(self, engine: Seats) -> None:
+    def __init__(self, engine: Seats, max_batch: int) -> None:
         self._engine = engine
+        self._max_batch = max_batch
         self._reserved: dict[str, Reservation] = {}
+        self._urgent: set[str] = set()
         self._lock = threading.Lock()
         self._open = True
 
@@ -36,14 +39,22 @@ class EngineAppetite:
 
     def want(self, lane: str, free: int) -> Want:
         if not self._open:
-            return Want(rows=0, open_key=None, room=0)
+            return Want(rows=0)
+        urgent = self._urgent_left()
         room = self._engine.room()
-        return Want(rows=min(room.seats, free), open_key=room.open_key, room=room.room)
+        # A batch is begun whole or not at all: one begun in the seats that another left over would be cut by them, and
+        # one begun with too few free threads by those. Both are free again in a moment.
+        begin = room.seats - room.room >= self._max_batch and free >= self._max_batch + URGENT_SEATS
+        return Want(
+            rows=self._max_batch if begin else 0, open_key=room.open_key, room=room.room, urgent=urgent
+        )
 
     def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:
         each = rows // len(tags)
         extra = rows - each * len(tags)
         with self._lock:
+            if priority_class == PRIORITY_CLASSES["interactive"]:
+                self._urgent.update(tags)
             for index, tag in enumerate(tags):
                 self._reserved[tag] = self._engine.reserve(key, each + (index < extra))
 
@@ -53,5 +64,12 @@ class EngineAppetite:
             return self._reserved.pop(tag, None)
 
     def gone(self, tag: str) -> None:
+        with self._lock:
+            self._urgent.discard(tag)
         if reservation := self.take(tag):
             reservation.release()
+
+    def _urgent_left(self) -> int:
+        """Rows of interactive jobs that are fetched although the engine has no seat: they overtake in the engine."""
+        with self._lock:
+            return max(0, URGENT_SEATS - len(self._urgent))

@@ -85,7 +85,7 @@ class ModelWorker:
         lanes = lanes_of(app)
         lane = lane_name(card.model)
         lanes.store.configure(lane, _lane_settings(settings))
-        appetite = EngineAppetite(engine)
+        appetite = EngineAppetite(engine, settings.max_batch)
         ledger = Ledger(client, settings.jobs)
         attempts = Attempts(ledger)
         stack.callback(attempts.close)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
 
+URGENT_SEATS = 2  # jobs in hand that only interactive jobs may take
 HANDED_ON = "SAGGAR_WORKER_SETTINGS"
 DEFAULT_MODEL = "saggar/emoji"
 
@@ -55,6 +56,14 @@ class WorkerSettings(BaseModel):
     age_bound_s: float = Field(60.0, gt=0, description="a key older than this begins the next batch")
     grace_s: float = Field(30.0, ge=0, description="time for the running batch to finish after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _room_for_a_batch(self) -> Self:
+        if self.in_hand < self.max_batch + URGENT_SEATS:
+            raise ValueError(
+                f"concurrency must be at least max_batch + {URGENT_SEATS}, or no batch could be full"
+            )
+        return self
 
     @property
     def name(self) -> str:
@@ -100,4 +109,5 @@ class WorkerSettings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
-            raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            field = ".".join(map(str, first["loc"])) or "settings"
+            raise ConfigError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -13,9 +13,9 @@ from typing import Protocol
 class Want:
     """What to fetch next.
 
-    `rows`: rows the engine takes now; none are fetched when it is 0 or less.
-    `open_key`, `room`: a batch that still has room for rows of this key, if there is one. The lane prefers it
-    whatever its age, so the engine must close a batch sometime, or other keys starve.
+    `rows`: rows of a new batch that the engine takes now; none is begun when it is 0 or less.
+    `open_key`, `room`: a batch that still has room for so many rows of this key, if there is one. The lane tops it up
+    first, whatever its age, so the engine must close a batch sometime, or other keys starve.
     `urgent`: rows taken of interactive messages although `rows` is spent.
     """
 

@@ -87,7 +87,7 @@ class Lanes:
         free = prefetch - self.in_hand() if prefetch else 1 << 16
         spared = self.urgent_seats if prefetch > 2 * self.urgent_seats else 0
         want = self.appetite.want(lane, max(free, 0))
-        if want.rows > 0 and free > spared:
+        if max(want.rows, want.room) > 0 and free > spared:
             batch = self.store.fetch(
                 lane,
                 self.owner,

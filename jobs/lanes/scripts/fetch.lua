@@ -1,5 +1,6 @@
 -- Picks messages of one batch key and leases them, in one step.
 -- ARGV: who, token, open key, its room (rows), rows wanted, seats (messages), highest class allowed.
+-- No rows wanted: only the open group is topped up.
 -- Returns {} or {key, class, tag, delivery, rows, body, tag, delivery, ...}.
 -- The order is: the highest class; the open group, whatever its age; and when a new batch begins, a key whose
 -- oldest message waits longer than the bound, the oldest key that fills a batch, the oldest key.
@@ -9,7 +10,7 @@ local wanted, seats, lowest = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARG
 local now = lane.now()
 
 local function pick(C)
-  if open ~= '' and call('ZSCORE', B .. ':k:' .. C, open) then return open, math.min(wanted, room) end
+  if open ~= '' and call('ZSCORE', B .. ':k:' .. C, open) then return open, room end
   local rows = math.min(wanted, lane.setting(B, 'max_batch'))
   local oldest = call('ZRANGE', B .. ':k:' .. C, 0, 0, 'WITHSCORES')
   if now - tonumber(oldest[2]) > lane.setting(B, 'age_bound') then return oldest[1], rows end
@@ -19,7 +20,6 @@ end
 -- The tags and records that fit: the first always does, so that no message is too large to be served.
 local function choose(waiting, budget)
   local chosen, rows = {}, 0
-  budget = math.max(budget, 1)
   for i, tag in ipairs(call('ZRANGE', waiting, 0, math.min(seats, budget) - 1)) do
     local m = lane.read(B, tag)
     if i > 1 and rows + m.rows > budget then break end
@@ -49,6 +49,10 @@ if not C or tonumber(C) > lowest then
   return {}
 end
 local key, budget = pick(C)
+if budget < 1 then
+  call('SET', B .. ':h', '1')
+  return {}
+end
 local waiting, till = B .. ':w:' .. C .. ':' .. key, lane.num(now + lane.setting(B, 'lease'))
 local chosen, rows = choose(waiting, budget)
 local tags, out = {}, {key, tonumber(C)}
