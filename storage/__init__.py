@@ -1,0 +1,34 @@
+"""Storage: where results go. S3 and a local folder behind one contract, keys, manifests written once, the spool.
+
+    from saggar.storage import open_storage
+    storage = open_storage("s3://bucket/results")  # settings from SAGGAR_S3_*, credentials by boto3's own chain
+
+Cheap to import: boto3 comes with the first S3 store that is opened.
+"""
+
+from saggar.storage.base import ObjectInfo, Storage, StorageSettings, open_storage
+from saggar.storage.errors import (
+    Conflict,
+    InvalidKey,
+    NotFound,
+    SpoolFull,
+    StorageConfigError,
+    StorageError,
+    StorageRefused,
+    StorageUnavailable,
+)
+
+__all__ = [
+    "Conflict",
+    "InvalidKey",
+    "NotFound",
+    "ObjectInfo",
+    "SpoolFull",
+    "Storage",
+    "StorageConfigError",
+    "StorageError",
+    "StorageRefused",
+    "StorageSettings",
+    "StorageUnavailable",
+    "open_storage",
+]

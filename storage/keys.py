@@ -55,9 +55,7 @@ def attempt_prefix(prefix: str, job_id: str, attempt: int) -> str:
     return f"{job_prefix(prefix, job_id)}/a{attempt}"
 
 
-def output_key(  # noqa: PLR0917 (in the order in which the key is read)
-    prefix: str, job_id: str, attempt: int, index: int, sha256: str, extension: str
-) -> str:
+def output_key(prefix: str, job_id: str, attempt: int, index: int, sha256: str, extension: str) -> str:
     """The key of output `index`; its bytes' hash is part of the name, so equal names hold equal bytes."""
     if index < 0:
         raise InvalidKey(f"outputs count from 0, not {index}")

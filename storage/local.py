@@ -67,13 +67,13 @@ class LocalStorage:
         data: Data,
         *,
         content_type: str,
-        metadata: Mapping[str, str] | None = None,  # noqa: ARG002 (a plain file has no place for it)
+        metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
         with _translated(key):
             found = self._place(key, data, _replace)
             return _info(key, found, sha256=sha256_of(data), content_type=content_type)
 
-    def put_if_absent(self, key: str, data: bytes, *, content_type: str) -> bool:  # noqa: ARG002
+    def put_if_absent(self, key: str, data: bytes, *, content_type: str) -> bool:
         with _translated(key):
             try:
                 self._place(key, data, _link)
@@ -116,7 +116,7 @@ class LocalStorage:
     def uri(self, key: str) -> str:
         return (self._root / check_key(key)).as_uri()
 
-    def presign(self, key: str, expires_s: int = 3600) -> str:  # noqa: ARG002 (a file's URL does not expire)
+    def presign(self, key: str, expires_s: int = 3600) -> str:
         return self.uri(key)
 
     def close(self) -> None:

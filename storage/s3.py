@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from saggar.storage.base import ObjectInfo, StorageSettings
 from saggar.storage.errors import NotFound, StorageConfigError, StorageRefused, StorageUnavailable
@@ -24,10 +24,12 @@ from saggar.storage.retry import Backoff, retrying
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CreateBucketConfigurationTypeDef
 
 Result = TypeVar("Result")
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BUCKET_EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 _WRITER = "saggar-writer"
 _SHA256 = "sha256"
 _MAX_EXPIRY_S = 7 * 24 * 3600  # what signature v4 allows
@@ -79,6 +81,10 @@ class S3Storage:
         finally:
             self.delete([key])
         return self._conditional
+
+    def make_bucket(self) -> None:
+        """Create the bucket unless it exists."""
+        self._call(self._bucket, self._create_bucket)
 
     def put(
         self, key: str, data: Data, *, content_type: str, metadata: Mapping[str, str] | None = None
@@ -166,6 +172,20 @@ class S3Storage:
     def _name(self, key: str) -> str:
         """The object's key in the bucket."""
         return f"{self._prefix}/{check_key(key)}" if self._prefix else check_key(key)
+
+    def _create_bucket(self) -> None:
+        from botocore.exceptions import ClientError
+
+        region = self._client.meta.region_name
+        try:
+            if self._settings.endpoint or region == "us-east-1":  # the one region that AWS wants unnamed
+                self._client.create_bucket(Bucket=self._bucket)
+            else:
+                where: CreateBucketConfigurationTypeDef = {"LocationConstraint": cast("Any", region)}
+                self._client.create_bucket(Bucket=self._bucket, CreateBucketConfiguration=where)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") not in _BUCKET_EXISTS:
+                raise
 
     def _put_whole(self, key: str, data: Data, content_type: str, tags: Mapping[str, str]) -> str:
         name = self._name(key)

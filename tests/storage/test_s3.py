@@ -16,6 +16,7 @@ from botocore.exceptions import EndpointConnectionError
 from botocore.retries import standard
 from saggar.storage.base import StorageSettings
 from saggar.storage.errors import NotFound, StorageConfigError, StorageRefused, StorageUnavailable
+from saggar.storage.make_bucket import main, make_ready
 from saggar.storage.retry import Backoff
 from saggar.storage.s3 import S3Storage
 
@@ -251,3 +252,33 @@ def test_what_was_acknowledged_survives_a_killed_server(s3_server: S3Server, s3_
     assert not s3_store.put_if_absent("kept/result.json", b"other", content_type="application/json")
     with pytest.raises(NotFound):
         s3_store.get("kept/none")
+
+
+@pytest.mark.e2e
+def test_a_bucket_is_made_once_and_ready_twice(
+    s3_server: S3Server, s3_store: S3Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"fresh-{os.getpid()}"
+    assert main([f"s3://{name}/results"]) == 0
+    assert main([f"s3://{name}/results"]) == 0
+    assert f"s3://{name}/results is ready, with conditional PUT" in capsys.readouterr().out
+    assert name in [bucket["Name"] for bucket in s3_server.client().list_buckets()["Buckets"]]
+
+
+def test_a_bucket_of_another_region_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    storage, asked = S3Storage("bucket", "", StorageSettings(region="eu-north-1")), []
+    monkeypatch.setattr(storage._client, "create_bucket", lambda **arguments: asked.append(arguments))
+    storage.make_bucket()
+    where = {"LocationConstraint": "eu-north-1"}
+    assert asked == [{"Bucket": "bucket", "CreateBucketConfiguration": where}]
+
+
+def test_a_store_that_stays_away_is_told(scripted, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    _, storage = scripted(lambda *_: 503)
+    with pytest.raises(StorageUnavailable):
+        make_ready(storage, timeout_s=0)
+    monkeypatch.setenv("SAGGAR_STORE", "nonsense://x")
+    assert main([]) == 1
+    assert "nonsense" in capsys.readouterr().err
