@@ -27,6 +27,8 @@ _HEADER = struct.Struct("<QQ")
 _ALIGN = 64
 SMALL = 16 * 1024
 """Arrays below this size travel inside the message."""
+MAPPED = 8 * 1024 * 1024
+"""Segments from this size on are mapped. A mapping costs a descriptor for as long as an array of it lives."""
 
 
 class ChannelClosed(Exception):
@@ -87,12 +89,12 @@ class Channel:
             done += got
         return data
 
-    def _receive_segment(self, size: int) -> mmap.mmap:
+    def _receive_segment(self, size: int) -> mmap.mmap | bytearray:
         _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not fds:
             raise ChannelClosed("a segment was announced and did not come")
         try:
-            return mmap.mmap(fds[0], size)
+            return mmap.mmap(fds[0], size) if size >= MAPPED else _read_segment(fds[0], size)
         finally:
             os.close(fds[0])
 
@@ -121,7 +123,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Puts arrays back as views of the segment."""
 
-    def __init__(self, file: io.BytesIO, segment: mmap.mmap | None) -> None:
+    def __init__(self, file: io.BytesIO, segment: mmap.mmap | bytearray | None) -> None:
         super().__init__(file)
         self._segment = segment
 
@@ -147,6 +149,14 @@ def _write_segment(arrays: list[tuple[int, np.ndarray]]) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _read_segment(fd: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        done += os.preadv(fd, [view[done:]], done)
+    return data
 
 
 def _memory_file() -> int:

@@ -37,10 +37,10 @@ def make_engine(models: Callable[[str], Path]) -> Iterator[MakeEngine]:
     """Engines of tiny models in this process; keywords go to EngineConfig."""
     engines: list[Engine] = []
 
-    def make(family: str = "noop", scheduler: Any = None, executor: Any = None, **settings: Any) -> Engine:
+    def make(family: str = "noop", scheduler: Any = None, **settings: Any) -> Engine:
         folder = settings.pop("model", None) or str(models(family))
         config = EngineConfig(model=folder, **{"executor": "local", "threads": 1, **settings})
-        engines.append(Engine.make(config, scheduler=scheduler, executor=executor))
+        engines.append(Engine.make(config, scheduler=scheduler))
         return engines[-1]
 
     yield make

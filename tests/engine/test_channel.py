@@ -1,0 +1,143 @@
+"""Messages and arrays between two processes of a group: whole, compact, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from saggar.engine import InvalidRequest, OutOfMemory, WorkerDied
+from saggar.engine.worker.channel import MAPPED, SMALL, Channel, ChannelClosed
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    one, other = socket.socketpair()
+    ends = Channel(one), Channel(other)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def exchange(pair: Pair, message: object) -> object:
+    sender = threading.Thread(target=pair[0].send, args=(message,))
+    sender.start()
+    got = pair[1].receive()
+    sender.join()
+    return got
+
+
+def open_files() -> set[str]:
+    return {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("params.height", "is off", "multiple of 16"), OutOfMemory("no"), WorkerDied("gone")],
+)
+def test_errors_keep_their_kind_and_text(pair: Pair, error: Exception) -> None:
+    got = exchange(pair, error)
+    assert type(got) is type(error)
+    assert str(got) == str(error)
+
+
+def test_arrays_come_whole_whatever_their_layout(pair: Pair) -> None:
+    base = np.arange(3 * 400 * 500, dtype=np.uint8).reshape(400, 500, 3)
+    arrays = {
+        "small": np.arange(5),
+        "empty": np.zeros((0, 3), np.float32),
+        "plain": base,
+        "view": base[::2, ::3],
+        "transposed": base.T,
+        "fortran": np.asfortranarray(base.astype(np.float64)),
+        "flat": np.zeros(SMALL, np.uint8),
+        "objects": np.array([{"a": 1}] * SMALL),
+        "list": [base + 1, "text", base + 2],
+    }
+    got = exchange(pair, arrays)
+    assert isinstance(got, dict)
+    for name, value in arrays.items():
+        pieces = zip(value, got[name], strict=True) if name == "list" else [(value, got[name])]
+        for sent, came in pieces:
+            np.testing.assert_array_equal(came, sent)
+    got["plain"][0, 0, 0] = 99
+    assert base[0, 0, 0] == 0
+
+
+def test_a_view_does_not_ship_its_base(pair: Pair) -> None:
+    base = np.zeros((64, 1024, 1024), np.uint8)
+    got = exchange(pair, base[3])
+    assert isinstance(got, np.ndarray)
+    mapped = got.base
+    assert mapped is not None
+    assert len(memoryview(mapped)) == 1024 * 1024
+
+
+def test_a_segment_has_no_name_and_a_small_one_holds_no_file(pair: Pair) -> None:
+    before, files = set(os.listdir("/dev/shm")), open_files()
+    got = exchange(pair, [np.ones((100, 2000), np.float32), np.zeros((300, 300), np.uint8)])
+    assert set(os.listdir("/dev/shm")) == before
+    assert open_files() == files
+    assert isinstance(got, list)
+    assert (got[0].sum(), got[1].sum()) == (200_000, 0)
+
+
+def test_a_large_segment_lives_as_long_as_its_arrays(pair: Pair) -> None:
+    before, files = set(os.listdir("/dev/shm")), open_files()
+    got = exchange(pair, np.ones(MAPPED, np.uint8))
+    assert isinstance(got, np.ndarray)
+    assert set(os.listdir("/dev/shm")) == before
+    assert open_files() - files == {"/memfd:saggar (deleted)"}
+    assert got.sum() == MAPPED
+    del got
+    gc.collect()
+    assert open_files() == files
+    assert "memfd:saggar" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_message_that_is_never_read_leaves_nothing(pair: Pair) -> None:
+    pair[0].send(np.ones((200, 200), np.float32))
+    pair[1].close()
+    pair[0].close()
+    assert not [path for path in open_files() if "memfd" in path]
+
+
+def test_a_closed_end_is_an_error_and_wakes_the_reader(pair: Pair) -> None:
+    failed = threading.Event()
+
+    def read() -> None:
+        try:
+            pair[1].receive()
+        except ChannelClosed:
+            failed.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    pair[0].close()
+    assert failed.wait(10)
+    reader.join()
+    with pytest.raises(ChannelClosed):
+        pair[1].send("anyone?")
+
+
+def test_messages_of_many_threads_stay_whole(pair: Pair) -> None:
+    def send(number: int) -> None:
+        for _ in range(20):
+            pair[0].send((number, np.full((100, 200), number, np.uint8)))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(80):
+        message = pair[1].receive()
+        assert isinstance(message, tuple)
+        assert (message[1] == message[0]).all()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,245 @@
+"""The rank's process: its start, its death, signals, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from saggar.engine import Engine, EngineConfig, LoadError, Unsupported, WorkerDied
+from saggar.engine.models.noop import colour
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.support import Recorder, at_step, check_noop, eventually, noop, settled
+
+pytestmark = pytest.mark.procs
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def ranks() -> list[psutil.Process]:
+    """Rank processes of this one."""
+    return [
+        child
+        for child in psutil.Process().children()
+        if "saggar.engine.worker.process" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine(executor="multiproc", reservation_hold_s=0.1)
+
+
+def test_requests_run_in_another_process_and_come_back_whole(engine: Engine) -> None:
+    assert engine.health().ok
+    assert engine.health().pids != (os.getpid(),)
+    requests = [noop(f"r{i}", num_outputs=1 + i % 3, key=str(i % 2), steps=1 + i % 4) for i in range(40)]
+    for request, output in zip(requests, engine.generate(requests), strict=True):
+        check_noop(request, output)
+
+
+def test_large_outputs_are_whole_and_writable(engine: Engine) -> None:
+    request = noop("large", height=4096, width=5461, num_outputs=2)
+    output = engine.submit(request).result(60)
+    assert output.arrays[0].nbytes > 64_000_000
+    for index, picture in enumerate(output.arrays):
+        assert (picture[::97, ::89] == colour(request.prompt, 7 + index).astype(np.uint8)).all()
+        picture[0, 0] = 0
+
+
+def test_an_error_in_one_row_comes_back_and_the_rank_lives(engine: Engine) -> None:
+    engine.pause()
+    good, bad = (
+        engine.submit(noop("good")),
+        engine.submit(noop("bad", fail_at="predict", fail_text="cracked")),
+    )
+    engine.resume()
+    assert str(bad.wait()) == "ValueError: cracked"
+    check_noop(noop("good"), good.result(10))
+    assert engine.health().ok
+
+
+@pytest.mark.parametrize("mode", ["request_batch", "step_batch"])
+def test_a_cancel_is_not_behind_a_running_plan(make_engine: MakeEngine, mode: str) -> None:
+    engine = make_engine(executor="multiproc", mode=mode)
+    started = threading.Event()
+    handle = engine.submit(noop("a", steps=100_000, sleep_s=0.01), on_event=at_step("a", 2, started.set))
+    assert started.wait(20)
+    assert handle.cancel()
+    assert type(handle.wait()).__name__ == "Cancelled"
+    check_noop(noop("b"), engine.submit(noop("b")).result(10))
+    again = engine.submit(noop("a"))
+    check_noop(noop("a"), again.result(10))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_ranks_death_ends_its_requests_and_those_that_wait(engine: Engine, how: signal.Signals) -> None:
+    started = threading.Event()
+    recorder = Recorder()
+    running = engine.submit(noop("a", steps=100_000, sleep_s=0.01), on_event=at_step("a", 1, started.set))
+    waiting = engine.submit(noop("b", key="other"), on_event=recorder)
+    assert started.wait(20)
+    os.kill(engine.health().pids[0], how)
+    for handle in (running, waiting):
+        with pytest.raises(WorkerDied, match=f"killed by {how.name}"):
+            handle.result(20)
+    assert recorder.kinds("b") == ["error"]
+    eventually(lambda: not engine.health().ok)
+    assert how.name in engine.health().reason
+    assert engine.room().seats == 0
+    with pytest.raises(WorkerDied):
+        engine.submit(noop("c"))
+
+
+def test_a_death_between_requests_is_seen_in_health_and_by_the_next_request(engine: Engine) -> None:
+    engine.generate([noop("a")])
+    os.kill(engine.health().pids[0], signal.SIGKILL)
+    eventually(lambda: not engine.health().ok)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        engine.submit(noop("b")).result(20)
+
+
+def test_a_death_while_loading_fails_the_start(models: Callable[[str], Path]) -> None:
+    before = len(ranks())
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            Engine.make(EngineConfig(model=str(models("flux"))))
+        except WorkerDied as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    eventually(lambda: len(ranks()) > before)
+    ranks()[-1].kill()
+    thread.join(30)
+    assert [str(error).partition("(")[2] for error in errors] == ["killed by SIGKILL)"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_leave_stopping_to_their_parent(engine: Engine, how: signal.Signals) -> None:
+    started = threading.Event()
+    handle = engine.submit(noop("a", steps=60, sleep_s=0.005), on_event=at_step("a", 2, started.set))
+    assert started.wait(20)
+    os.kill(engine.health().pids[0], how)
+    check_noop(noop("a"), handle.result(20))
+    assert engine.health().ok
+
+
+def test_a_model_that_cannot_load_fails_the_start_with_its_reason(
+    models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "NoopPipeline"}')
+    (tmp_path / "saggar.json").write_text('{"params": {"fail_at": {"default": "decode"}}}')
+    before = ranks()
+    with pytest.raises(LoadError, match="the warm-up failed: ValueError: asked to fail"):
+        Engine.make(EngineConfig(model=str(tmp_path)))
+    with pytest.raises(Unsupported, match="device cuda:7"):
+        Engine.make(EngineConfig(model=str(models("sd3")), device="cuda:7"))
+    eventually(lambda: len(ranks()) == len(before))
+
+
+def test_starts_and_closes_leave_nothing(models: Callable[[str], Path]) -> None:
+    def start_and_close() -> None:
+        with Engine.make(EngineConfig(model=str(models("noop")))) as engine:
+            engine.generate([noop("a", height=512, width=512)])
+
+    def held() -> tuple[int, int, int, list[str]]:
+        me = psutil.Process()
+        return me.num_fds(), threading.active_count(), len(ranks()), sorted(os.listdir("/dev/shm"))
+
+    start_and_close()
+    before = held()
+    for _ in range(8):
+        start_and_close()
+    assert held() == before
+
+
+SCRIPT = """
+import sys, threading
+from saggar.engine import Engine, EngineConfig, Request
+with Engine.make(EngineConfig(model=sys.argv[1])) as engine:
+    def told(event):
+        if event.kind == "step" and event.step == 2:
+            print(engine.health().pids[0], flush=True)
+    engine.submit(Request("a", "x", params={"steps": 100000, "sleep_s": 0.01}), on_event=told).result()
+"""
+
+
+def child(models: Callable[[str], Path]) -> tuple[subprocess.Popen[str], int]:
+    """A process with an engine in the middle of a request, and its rank's pid."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(models("noop"))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def test_the_rank_ends_when_its_parent_is_killed(models: Callable[[str], Path]) -> None:
+    process, rank = child(models)
+    assert alive(rank)
+    process.kill()
+    process.communicate()
+    eventually(lambda: not alive(rank))
+
+
+def test_ctrl_c_closes_the_engine_and_its_rank(models: Callable[[str], Path]) -> None:
+    process, rank = child(models)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    assert errors.count("Traceback") == 1
+    assert process.returncode != 0
+    eventually(lambda: not alive(rank))
+
+
+IMPORTS = """
+import sys
+from saggar.engine import Engine, EngineConfig, Request, open_family
+family, model, executor = sys.argv[1:]
+info = open_family(model).info("x", 8)
+assert info.params_schema["properties"], info
+with Engine.make(EngineConfig(model=model, executor=executor, threads=1)) as engine:
+    steps = "steps" if family == "noop" else "num_inference_steps"
+    output = engine.submit(Request("a", "x", params={steps: 2})).result(60)
+    assert output.arrays[0].shape == (64, 64, 3)
+heavy = {"torch", "diffusers", "transformers", "celery", "redis", "boto3", "kombu"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "executor"), [("noop", "local"), ("noop", "multiproc"), ("sd3", "multiproc")]
+)
+def test_the_engines_process_never_imports_torch(
+    models: Callable[[str], Path], family: str, executor: str
+) -> None:
+    command = [sys.executable, "-c", IMPORTS, family, str(models(family)), executor]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_slow_turn_does_not_stop_deadlines(engine: Engine) -> None:
+    slow: list[Any] = [engine.submit(noop("slow", steps=1, sleep_s=2.0))]
+    eventually(lambda: engine.stats()["running"] == 1)
+    waiting = engine.submit(noop("waiting", key="other", deadline_s=0.05))
+    assert type(waiting.wait()).__name__ == "DeadlineExceeded"
+    assert not slow[0].done()
+    slow[0].result(20)
+    assert settled(engine)["ended.aborted"] == 1

@@ -1,0 +1,335 @@
+"""Pictures against plain diffusers: float32, tiny random weights, at most 1e-4 on pixels of 0..1.
+
+Each case runs in both modes in this process, and in a rank's process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from saggar.engine import Cancelled, Engine, EngineConfig, InvalidRequest, Output, Request, families
+from saggar.engine.request import INTERACTIVE
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.support import Recorder, at_step, eventually, floats, settled
+
+ATOL = 1e-4
+FAMILIES = ("flux", "sd3")
+WAYS = [
+    ("local", "request_batch"),
+    ("local", "step_batch"),
+    pytest.param(("multiproc", "request_batch"), marks=pytest.mark.procs),
+    pytest.param(("multiproc", "step_batch"), marks=pytest.mark.procs),
+]
+Plain = Callable[[Request], np.ndarray]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    """One family after the other."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Executor and mode."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def engine(models: Callable[[str], Path], family: str, way: tuple[str, str]) -> Iterator[Engine]:
+    """One engine for many cases: a rank takes seconds to start."""
+    torch.set_num_threads(1)
+    executor, mode = way
+    config = EngineConfig(
+        model=str(models(family)), executor=executor, mode=mode, pixels="float32", max_batch=6, threads=1  # type: ignore[arg-type]
+    )  # fmt: skip
+    with Engine.make(config) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def plain(models: Callable[[str], Path], family: str) -> Plain:
+    """What the plain pipeline makes of a request: one call for each output."""
+    return _plain(models(family))
+
+
+@cache
+def _plain(folder: Path) -> Plain:
+    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    defaults = json.loads((folder / "saggar.json").read_text())["params"]
+    pipeline = getattr(diffusers, name).from_pretrained(str(folder))
+    pipeline.set_progress_bar_config(disable=True)
+    seen: dict[str, np.ndarray] = {}
+
+    def run(request: Request) -> np.ndarray:
+        params = {field: words["default"] for field, words in defaults.items()} | dict(request.params)
+        what = repr((request.prompt, request.negative_prompt, request.seed, request.num_outputs, params))
+        if what not in seen:
+            seen[what] = np.concatenate([one(request, index, params) for index in range(request.num_outputs)])
+        return seen[what]
+
+    def one(request: Request, index: int, params: dict[str, Any]) -> np.ndarray:
+        generator = torch.Generator("cpu").manual_seed(request.seed + index)
+        pictures: np.ndarray = pipeline(
+            request.prompt,
+            negative_prompt=request.negative_prompt,
+            generator=generator,
+            output_type="np",
+            **params,
+        ).images
+        return pictures
+
+    return run
+
+
+def unlike(family: str) -> list[Request]:
+    """Three requests that differ in all that rows may differ in."""
+    guided = {"true_cfg_scale": 3.5} if family == "flux" else {"guidance_scale": 4.5}
+    return [
+        Request("a", "a red fox that runs over the snow", seed=3, params={"num_inference_steps": 4}),
+        Request(
+            "b",
+            "blue",
+            negative_prompt="ugly, blurred",
+            seed=40,
+            num_outputs=2,
+            params={"num_inference_steps": 7, **guided},
+        ),
+        Request("c", "", seed=11, params={"num_inference_steps": 3, "guidance_scale": 1.0}),
+    ]
+
+
+def assert_equal(output: Output, expected: np.ndarray) -> None:
+    """Within the tolerance, and pictures at all."""
+    assert expected.std() > 0.05
+    np.testing.assert_allclose(floats(output), expected, atol=ATOL, rtol=0)
+
+
+def test_alone(engine: Engine, plain: Plain, family: str) -> None:
+    for request in unlike(family):
+        assert_equal(engine.submit(request).result(60), plain(request))
+
+
+def test_alone_twice_is_bit_equal(engine: Engine, family: str) -> None:
+    request = unlike(family)[1]
+    first, second = (engine.submit(request).result(60) for _ in range(2))
+    for one, other in zip(first.arrays, second.arrays, strict=True):
+        assert (one == other).all()
+
+
+def test_in_a_batch_of_three_unlike_rows(engine: Engine, plain: Plain, family: str) -> None:
+    requests = unlike(family)
+    outputs = engine.generate(requests)
+    assert {output.batch_size for output in outputs} == {4}
+    for request, output in zip(requests, outputs, strict=True):
+        assert_equal(output, plain(request))
+    assert len({output.arrays[0].tobytes() for output in outputs}) == 3
+
+
+def test_n_outputs_are_right_in_order_and_seed(engine: Engine, plain: Plain) -> None:
+    request = Request("n", "four of them", seed=100, num_outputs=4, params={"num_inference_steps": 3})
+    output = engine.submit(request).result(60)
+    assert output.seeds == [100, 101, 102, 103]
+    for index, picture in enumerate(output.arrays):
+        single = plain(replace(request, seed=100 + index, num_outputs=1))
+        np.testing.assert_allclose(picture, single[0], atol=ATOL, rtol=0)
+    assert len({picture.tobytes() for picture in output.arrays}) == 4
+
+
+def test_each_seed_makes_its_own_noise_inside_a_batch(engine: Engine, plain: Plain) -> None:
+    requests = [
+        Request(f"s{seed}", "same", seed=seed, params={"num_inference_steps": 2}) for seed in (0, 1, 2)
+    ]
+    for request, output in zip(requests, engine.generate(requests), strict=True):
+        assert_equal(output, plain(request))
+
+
+def test_more_outputs_than_rows_of_a_forward(engine: Engine, plain: Plain) -> None:
+    request = Request("many", "a herd", seed=5, num_outputs=8, params={"num_inference_steps": 2})
+    assert_equal(engine.submit(request).result(60), plain(request))
+
+
+def test_sizes_have_their_own_key_and_the_right_picture(engine: Engine, plain: Plain) -> None:
+    wide = Request("wide", "wide", seed=1, params={"height": 32, "width": 80, "num_inference_steps": 3})
+    usual = Request("usual", "usual", seed=1, params={"num_inference_steps": 3})
+    assert engine.batch_key(wide) != engine.batch_key(usual)
+    outputs = engine.generate([wide, usual])
+    assert outputs[0].arrays[0].shape == (32, 80, 3)
+    for request, output in zip([wide, usual], outputs, strict=True):
+        assert_equal(output, plain(request))
+
+
+def test_zero_and_empty_are_values(engine: Engine, plain: Plain, family: str) -> None:
+    scale = "true_cfg_scale" if family == "flux" else "guidance_scale"
+    requests = [
+        Request(
+            "zero",
+            "fox",
+            negative_prompt="bad",
+            seed=2,
+            params={"num_inference_steps": 2, "guidance_scale": 0},
+        ),
+        Request("off", "fox", negative_prompt="bad", seed=2, params={"num_inference_steps": 2, scale: 0.0}),
+        Request("empty", "fox", negative_prompt="", seed=2, params={"num_inference_steps": 2, scale: 3.0}),
+        Request("none", "fox", seed=2, params={"num_inference_steps": 2, scale: 3.0}),
+    ]
+    outputs = engine.generate(requests)
+    for request, output in zip(requests, outputs, strict=True):
+        assert_equal(output, plain(request))
+    same = np.abs(floats(outputs[2]) - floats(outputs[3])).max() <= ATOL
+    assert same == (family == "sd3"), "FLUX.1 takes None for no negative prompt, SD3 for an empty one"
+
+
+def test_long_prompts_are_cut_as_plain_diffusers_cuts_them(engine: Engine, plain: Plain) -> None:
+    request = Request("long", "a very long tale of clay " * 20, seed=2, params={"num_inference_steps": 2})
+    assert_equal(engine.submit(request).result(60), plain(request))
+
+
+def test_neighbours_of_an_abort_are_unchanged(engine: Engine, plain: Plain, family: str) -> None:
+    a, b, _ = unlike(family)
+    victim = Request("victim", "gone", seed=9, params={"num_inference_steps": 50})
+    engine.pause()
+    lost = engine.submit(victim, on_event=at_step("victim", 2, lambda: engine.cancel("victim")))
+    handles = [engine.submit(request) for request in (a, b)]
+    engine.resume()
+    for request, handle in zip((a, b), handles, strict=True):
+        assert_equal(handle.result(60), plain(request))
+    with pytest.raises(Cancelled):
+        lost.result(60)
+
+
+def test_joined_midway_and_left_early(
+    engine: Engine, plain: Plain, family: str, way: tuple[str, str]
+) -> None:
+    a, b, c = unlike(family)
+    later: list[Any] = []
+    first = engine.submit(
+        b, on_event=at_step("b", 2, lambda: later.extend([engine.submit(a), engine.submit(c)]))
+    )
+    assert_equal(first.result(60), plain(b))
+    eventually(lambda: len(later) == 2)
+    for request, handle in zip((a, c), later, strict=True):
+        assert_equal(handle.result(60), plain(request))
+    together = later[0].result(0).batch_id == first.result(0).batch_id
+    assert together == (way[1] == "step_batch")
+
+
+def test_preempted_and_resumed(engine: Engine, plain: Plain, family: str, way: tuple[str, str]) -> None:
+    bulk = unlike(family)[1]
+    urgent = Request(
+        "urgent",
+        "now",
+        seed=5,
+        priority=INTERACTIVE,
+        params={"height": 32, "width": 32, "num_inference_steps": 2},
+    )
+    recorder = Recorder(at_step("b", 3, lambda: engine.submit(urgent, on_event=recorder)))
+    before = engine.stats().get("preempted", 0)
+    assert_equal(engine.submit(bulk, on_event=recorder).result(60), plain(bulk))
+    eventually(lambda: recorder.kinds("urgent")[-1:] == ["output"])
+    order = [event.request_id for event in recorder.events if event.kind == "output"]
+    if way[1] == "step_batch":
+        assert order == ["urgent", "b"]
+        assert engine.stats()["preempted"] == before + 1
+    else:
+        assert order == ["b", "urgent"]
+
+
+def test_a_preempted_picture_is_bit_equal_to_one_left_alone(make_engine: MakeEngine, family: str) -> None:
+    engine = make_engine(family, mode="step_batch", pixels="float32")
+    bulk = unlike(family)[0]
+    alone = engine.submit(bulk).result(60)
+    urgent = Request("urgent", "now", priority=INTERACTIVE, params={"height": 32, "num_inference_steps": 2})
+    interrupted = engine.submit(bulk, on_event=at_step("a", 2, lambda: engine.submit(urgent))).result(60)
+    settled(engine)
+    assert engine.stats()["preempted"] == 1
+    assert (alone.arrays[0] == interrupted.arrays[0]).all()
+
+
+def test_stochastic_samplers_are_reproducible_row_by_row(
+    make_engine: MakeEngine, models: Callable[[str], Path], family: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stochastic"
+    shutil.copytree(models(family), folder)
+    path = folder / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stochastic_sampling": True}))
+    engine = make_engine(model=str(folder), pixels="float32")
+    requests = unlike(family)
+    alone = [engine.submit(request).result(60) for request in requests]
+    for request, single, output in zip(requests, alone, engine.generate(requests), strict=True):
+        np.testing.assert_allclose(floats(output), floats(single), atol=ATOL, rtol=0, err_msg=request.id)
+
+
+def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: MakeEngine, family: str) -> None:
+    engine = make_engine(family)
+    vae = engine._executor._runner.family._pipe.vae  # type: ignore[attr-defined]
+    decoded: list[int] = []
+    decode = vae.decode
+    vae.decode = lambda *args, **kwargs: (decoded.append(1), decode(*args, **kwargs))[1]
+    recorder = Recorder()
+    request = Request("p", "preview", params={"num_inference_steps": 7}, preview_every=3)
+    engine.submit(request, on_event=recorder).result(60)
+    previews = [event for event in recorder.events if event.kind == "preview"]
+    assert [event.step for event in previews] == [3, 6]
+    for event in previews:
+        assert event.preview is not None
+        assert event.preview.shape == (16, 16, 3)
+        assert event.preview.dtype == np.uint8
+    assert len(decoded) == 1
+
+
+def test_pixels_are_bytes_by_default(
+    make_engine: MakeEngine, models: Callable[[str], Path], family: str
+) -> None:
+    request = unlike(family)[0]
+    output = make_engine(family).submit(request).result(60)
+    assert output.arrays[0].dtype == np.uint8
+    expected = _plain(models(family))(request)
+    assert np.abs(floats(output) / 255 - expected).max() <= 0.5 / 255 + ATOL
+    assert output.numerics == "float32/cpu/sdpa"
+
+
+@pytest.mark.parametrize("class_name", ["FluxPipeline", "StableDiffusion3Pipeline"])
+def test_every_default_equals_the_pipelines_own(class_name: str) -> None:
+    family = families()[class_name]
+    call = inspect.signature(getattr(diffusers, class_name).__call__).parameters
+    compared = 0
+    for field in fields(family.Params):
+        assert field.name in call, f"{field.name} is not an argument of the pipeline"
+        if call[field.name].default is not None:
+            assert field.default is not MISSING
+            assert field.default == call[field.name].default, field.name
+            compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"height": 60}, "params.height"),
+        ({"width": 10_000}, "params.width"),
+        ({"num_inference_steps": 0}, "params.num_inference_steps"),
+        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
+        ({"max_sequence_length": 513}, "params.max_sequence_length"),
+        ({"strength": 0.5}, "params.strength"),
+    ],
+)
+def test_parameters_off_the_checkpoints_grid_are_refused(
+    make_engine: MakeEngine, family: str, params: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        make_engine(family, warmup=False).validate(Request("x", "x", params=params))
+    assert caught.value.field == field
+    assert caught.value.allowed
