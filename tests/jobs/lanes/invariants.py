@@ -54,11 +54,11 @@ def check_waiting(r: redis.Redis, base: str, records: dict[str, dict[str, str]],
     assert {text(key).rsplit(":", 1)[1] for key in r.keys(f"{base}:a:*")} == set(classes)
     waiting: set[str] = set()
     for c in classes:
-        ages = dict((text(t), s) for t, s in r.zrange(f"{base}:a:{c}", 0, -1, withscores=True))
-        heads = dict((text(k), s) for k, s in r.zrange(f"{base}:k:{c}", 0, -1, withscores=True))
+        ages = {text(t): s for t, s in r.zrange(f"{base}:a:{c}", 0, -1, withscores=True)}
+        heads = {text(k): s for k, s in r.zrange(f"{base}:k:{c}", 0, -1, withscores=True)}
         assert {records[tag]["key"] for tag in ages} == heads.keys()
         for key, head in heads.items():
-            own = dict((text(t), s) for t, s in r.zrange(f"{base}:w:{c}:{key}", 0, -1, withscores=True))
+            own = {text(t): s for t, s in r.zrange(f"{base}:w:{c}:{key}", 0, -1, withscores=True)}
             assert own == {tag: at for tag, at in ages.items() if records[tag]["key"] == key}
             assert all(float(records[tag]["at"]) == at for tag, at in own.items())
             assert head == min(own.values())

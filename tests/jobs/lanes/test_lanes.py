@@ -158,7 +158,7 @@ def test_the_heartbeat_keeps_what_is_alive(make):
     lanes = make()
     lanes.store.configure(LANE, LaneSettings(lease_s=1000))
     put(lanes, "a", "b")
-    a, b = tags(lanes.take(LANE, 8))
+    a, _b = tags(lanes.take(LANE, 8))
     lanes.alive = lambda tag: tag == a
     for id_ in "ab":
         lanes.store.client.zadd(f"{LANE}:l", {id_: 1})
@@ -206,7 +206,7 @@ def test_give_back_returns_what_has_not_started_uncounted(make):
     lanes = make(engine)
     lanes.store.configure(LANE, LaneSettings(max_deliveries=1))
     put(lanes, *"abc")
-    a, b, c = tags(lanes.take(LANE, 8))
+    a, b, _c = tags(lanes.take(LANE, 8))
     assert lanes.started(a)
     assert lanes.give_back() == 2
     assert not lanes.started(b)  # its task must not run any more

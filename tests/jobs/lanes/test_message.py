@@ -51,9 +51,7 @@ def test_links_and_headers_go_along():
 
 
 def test_each_publication_has_its_own_uuid():
-    one, two = (
-        celery_message("t", "j", "gen.m", priority_class=2, batch_key="k", rows=1) for _ in range(2)
-    )
+    one, two = (celery_message("t", "j", "gen.m", priority_class=2, batch_key="k", rows=1) for _ in range(2))
     assert one.uuid != two.uuid
 
 

@@ -29,7 +29,13 @@ class LaneMachine(RuleBasedStateMachine):
         self.hands: dict[str, str] = {}  # stored tag -> who holds a lease
         self.last = None
 
-    @rule(id_=st.integers(0, 6).map(str), key=KEYS, c=st.integers(0, 2), rows=st.integers(1, 3), twice=st.booleans())
+    @rule(
+        id_=st.integers(0, 6).map(str),
+        key=KEYS,
+        c=st.integers(0, 2),
+        rows=st.integers(1, 3),
+        twice=st.booleans(),
+    )
     def put(self, id_, key, c, rows, twice):
         message = celery_message("t", id_, LANE, priority_class=c, batch_key=key, rows=rows)
         assert self.store.put(message)

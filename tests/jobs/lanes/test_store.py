@@ -7,7 +7,7 @@ import pytest
 from saggar.jobs.lanes import LANE_LIB, LaneSettings, LaneSize, LaneStore, Tag, celery_message
 from saggar.jobs.lanes.store import Outcome
 
-from tests.jobs.lanes.invariants import snapshot, texts
+from tests.jobs.lanes.invariants import snapshot, text, texts
 
 LANE = "gen.m"
 
@@ -245,7 +245,7 @@ def test_settings_change_one_by_one_and_at_once(store):
         put(store, f"a{i}", key="a")
     store.configure(LANE, LaneSettings(max_batch=4))
     store.configure(LANE, LaneSettings(age_bound_s=1.5))
-    cfg = {k: v for k, v in zip(*[iter(texts(sum(store.client.hgetall("p:gen.m:cfg").items(), ())))] * 2)}
+    cfg = {text(name): text(value) for name, value in store.client.hgetall("p:gen.m:cfg").items()}
     assert cfg == {"max_batch": "4", "age_bound": "1500000"}
     snapshot(store, LANE)  # checks which keys are full
 
