@@ -1,0 +1,222 @@
+"""Folders, names, damaged checkpoints, and what is known of a model without its weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saggar.engine import EngineConfig, EngineError, LoadError, Unsupported, families, installed, open_family
+from saggar.engine.models import registry
+from saggar.engine.models.tiny import make_tiny
+from saggar.engine.worker.loader import load
+
+Models = Callable[[str], Path]
+
+
+@pytest.fixture
+def sd3(models: Models, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(models("sd3"), tmp_path / "sd3"))
+
+
+def weights(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
+def header(path: Path) -> tuple[dict[str, Any], bytes]:
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def missing_component(folder: Path) -> None:
+    shutil.rmtree(folder / "text_encoder_2")
+
+
+def missing_configuration(folder: Path) -> None:
+    (folder / "vae" / "config.json").unlink()
+
+
+def truncated_weights(folder: Path) -> None:
+    path = weights(folder / "transformer")
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def wrong_shapes(folder: Path) -> None:
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"joint_attention_dim": 48}))
+
+
+def wrong_text_shapes(folder: Path) -> None:
+    path = folder / "text_encoder_3" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"d_ff": 41}))
+
+
+def _rename_weight(folder: Path) -> None:
+    path = weights(folder)
+    content, data = header(path)
+    name = next(name for name in content if name.endswith("weight"))
+    content[f"{name}.renamed"] = content.pop(name)
+    text = json.dumps(content).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def a_missing_weight(folder: Path) -> None:
+    _rename_weight(folder / "transformer")
+
+
+def a_missing_text_weight(folder: Path) -> None:
+    _rename_weight(folder / "text_encoder")
+
+
+def a_pickle(folder: Path) -> None:
+    weights(folder / "vae").rename(folder / "vae" / "diffusion_pytorch_model.bin")
+
+
+def damaged_json(folder: Path) -> None:
+    (folder / "transformer" / "config.json").write_text("{")
+
+
+def unknown_component_class(folder: Path) -> None:
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vae": ["diffusers", "AutoencoderXYZ"]}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (missing_component, "component text_encoder_2 is missing"),
+        (missing_configuration, "component vae is missing or has no configuration"),
+        (truncated_weights, "transformer: .*"),
+        (wrong_shapes, "transformer: .*"),
+        (wrong_text_shapes, "text_encoder_3: .*"),
+        (a_missing_weight, "transformer: .*"),
+        (a_missing_text_weight, "text_encoder: weights are missing or of another shape: .*weight"),
+        (a_pickle, "vae: there are no weights in safetensors, the only form that is loaded"),
+        (damaged_json, "config.json: .*"),
+        (unknown_component_class, "component vae: diffusers has no class AutoencoderXYZ"),
+    ],
+)
+def test_a_bad_checkpoint_is_one_clear_error_at_load(
+    sd3: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    damage(sd3)
+    with pytest.raises(LoadError, match=says) as caught:
+        load(EngineConfig(model=str(sd3), executor="local", threads=1))
+    assert str(sd3) in str(caught.value)
+
+
+def test_a_folder_without_an_index_or_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"there is no model_index\.json"):
+        open_family(str(tmp_path))
+    (tmp_path / "model_index.json").write_text("[]")
+    with pytest.raises(LoadError, match="not a JSON object"):
+        open_family(str(tmp_path))
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(LoadError, match="_class_name is missing"):
+        open_family(str(tmp_path))
+    (tmp_path / "model_index.json").write_text('{"_class_name": "PaintPipeline"}')
+    with pytest.raises(
+        Unsupported, match="no family serves PaintPipeline; there are FluxPipeline, NoopPipeline"
+    ):
+        open_family(str(tmp_path))
+
+
+def test_an_unknown_name_lists_what_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ASSETS", tmp_path)
+    with pytest.raises(Unsupported, match="the known names are: none installed"):
+        open_family("saggar/emoji")
+    make_tiny("noop", tmp_path / "emoji")
+    assert installed() == ["saggar/emoji"]
+    assert open_family("saggar/emoji").checkpoint.folder == tmp_path / "emoji"
+    with pytest.raises(Unsupported, match=r"no model 'saggar/nothing': .* the known names are: saggar/emoji"):
+        open_family("saggar/nothing")
+
+
+def test_every_family_has_a_tiny_model(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="no tiny model of 'huge': there are flux, sd3, noop"):
+        make_tiny("huge", tmp_path)
+    assert {"FluxPipeline", "StableDiffusion3Pipeline", "NoopPipeline"} <= set(families())
+
+
+def test_what_a_model_takes_is_known_without_its_weights(models: Models, tmp_path: Path) -> None:
+    folder = tmp_path / "no weights"
+    shutil.copytree(models("flux"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    info = open_family(str(folder)).info("mine", max_batch=4)
+    assert (info.model, info.family, info.class_name, info.tasks) == (
+        "mine",
+        "flux",
+        "FluxPipeline",
+        ("t2i",),
+    )
+    assert info.batch_fields == ("height", "width", "max_sequence_length")
+    plain = json.loads(json.dumps(info.to_dict()))
+    schema = plain["params_schema"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["height"] == {
+        "type": "integer", "default": 64, "minimum": 8, "maximum": 4096, "multipleOf": 8,
+    }  # fmt: skip
+    assert schema["properties"]["true_cfg_scale"]["default"] == 1.0
+    for words in schema["properties"].values():
+        assert set(words) <= {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+                              "enum", "default", "description", "anyOf"}  # fmt: skip
+
+
+def test_the_revision_follows_the_content(models: Models, sd3: Path) -> None:
+    before = open_family(str(models("sd3"))).checkpoint.revision
+    assert open_family(str(sd3)).checkpoint.revision == before
+    path = weights(sd3 / "vae")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    assert open_family(str(sd3)).checkpoint.revision != before
+
+
+def test_a_tiny_models_tokenizers_and_weights_are_the_same_each_time(models: Models, tmp_path: Path) -> None:
+    again = make_tiny("sd3", tmp_path / "again")
+    assert open_family(str(again)).checkpoint.revision == open_family(str(models("sd3"))).checkpoint.revision
+
+
+def test_settings_that_name_no_parameter_are_refused(tmp_path: Path) -> None:
+    make_tiny("noop", tmp_path)
+    (tmp_path / "saggar.json").write_text('{"params": {"sharpness": {"default": 3}}}')
+    with pytest.raises(LoadError, match="no parameter 'sharpness'"):
+        open_family(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"executor": "thread"}, "executor must be one of multiproc, local, not 'thread'"),
+        ({"mode": "x"}, "mode must be one of request_batch, step_batch"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"pixels": "float64"}, "pixels must be one of"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda or cuda:N"),
+        ({"max_batch": 0}, "max_batch must be at least 1"),
+        ({"max_cost": 0}, "max_cost must be at least 1 or None"),
+        ({"threads": 0}, "threads must be at least 1 or None"),
+        ({"decode_rows": 0}, "decode_rows must be at least 1"),
+        ({"pass_limit": 0}, "pass_limit must be at least 1"),
+        ({"admission_wait_s": -1.0}, "admission_wait_s must be 0 or more"),
+        ({"reservation_hold_s": float("nan")}, "reservation_hold_s must be 0 or more"),
+        ({"ageing_s": 0.0}, "ageing_s must be above 0"),
+    ],
+)
+def test_a_configuration_is_checked_at_construction(setting: dict[str, Any], says: str) -> None:
+    with pytest.raises(Unsupported, match=says):
+        EngineConfig(model="x", **setting)
+
+
+def test_all_errors_hang_on_one_tree() -> None:
+    from saggar import engine
+
+    kinds = [
+        value for value in vars(engine).values() if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert len(kinds) == 10
+    assert all(issubclass(kind, EngineError) for kind in kinds)

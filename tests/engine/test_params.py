@@ -1,0 +1,75 @@
+"""Parameters against a flat JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from saggar.engine import InvalidRequest
+from saggar.engine.params import check_params, schema_of
+
+
+@dataclass(frozen=True)
+class Params:
+    size: Annotated[int, Field(ge=16, le=64, multiple_of=8)]
+    scale: Annotated[float, Field(gt=0, lt=2)] = 1.0
+    kind: Literal["a", "b"] = "a"
+    shift: Annotated[float, Field(ge=0)] | None = None
+    on: bool = False
+    text: str = "x"
+    layers: list[int] | None = None
+
+
+SCHEMA = schema_of(Params, {})
+
+
+def test_defaults_are_filled_in_and_zero_is_a_value() -> None:
+    assert check_params({"size": 16, "shift": 0.0}, SCHEMA) == {
+        "size": 16, "scale": 1.0, "kind": "a", "shift": 0.0, "on": False, "text": "x", "layers": None,
+    }  # fmt: skip
+    assert check_params({"size": 64, "scale": 1, "text": "", "layers": [1]}, SCHEMA)["text"] == ""
+    assert check_params({"size": 64, "shift": None}, SCHEMA)["shift"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("size", 8, "integer, 16 to 64, multiple of 8"),
+        ("size", 72, "integer, 16 to 64, multiple of 8"),
+        ("size", 20, "integer, 16 to 64, multiple of 8"),
+        ("size", 16.0, "integer, 16 to 64, multiple of 8"),
+        ("size", True, "integer, 16 to 64, multiple of 8"),
+        ("size", None, "integer, 16 to 64, multiple of 8"),
+        ("scale", 0, "number, above 0, below 2"),
+        ("scale", 2.0, "number, above 0, below 2"),
+        ("scale", float("nan"), "number, above 0, below 2"),
+        ("scale", "1", "number, above 0, below 2"),
+        ("kind", "c", "a, b"),
+        ("kind", 1, "a, b"),
+        ("shift", -1.0, "number, at least 0 or null"),
+        ("on", 1, "boolean"),
+        ("text", 5, "string"),
+        ("layers", "1", "array or null"),
+        ("other", 1, "size, scale, kind, shift, on, text, layers"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_params({"size": 16, name: value}, SCHEMA)
+    assert (caught.value.field, caught.value.allowed) == (f"params.{name}", allowed)
+
+
+def test_what_is_required_must_be_there() -> None:
+    with pytest.raises(InvalidRequest, match=r"params\.size: is required"):
+        check_params({}, SCHEMA)
+
+
+def test_later_narrowings_win() -> None:
+    schema = schema_of(Params, {"size": {"maximum": 48, "default": 32}}, {"size": {"default": 40}})
+    assert check_params({"size": 48}, schema)["size"] == 48
+    properties: Any = schema["properties"]
+    assert (properties["size"]["default"], properties["size"]["maximum"]) == (40, 48)
+    with pytest.raises(KeyError, match="no parameter 'colour'"):
+        schema_of(Params, {"colour": {"default": 1}})
