@@ -44,7 +44,7 @@ class Appetite(Protocol):
 class PrefetchAppetite:
     """What the prefetch limit allows, no open batch: a plain worker without an engine."""
 
-    def want(self, lane: str, free: int) -> Want:  # noqa: ARG002 - the protocol's
+    def want(self, lane: str, free: int) -> Want:
         return Want(rows=free, urgent=free)
 
     def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:

@@ -6,6 +6,7 @@ the flag is looked at in `on_tick`, which runs before every wait.
 """
 
 import logging
+import socket
 from typing import TYPE_CHECKING, Any
 
 from redis import RedisError, ResponseError
@@ -28,7 +29,8 @@ class HubPump:
     def __init__(self, poller: "Poller", hub: Any, poll_s: float) -> None:
         self._poller = poller
         self._hub = hub
-        self._bells: dict[Lanes, tuple[Bell, int]] = {}  # with the file descriptor the hub watches
+        self._bells: dict[Lanes, Bell] = {}
+        self._watched: dict[Lanes, tuple[socket.socket, int]] = {}  # its number is gone when it is closed
         self._wanted = True
         self._pumping = False
         hub.on_tick.add(self._tick)
@@ -45,7 +47,6 @@ class HubPump:
         for timer in self._timers:
             timer.cancel()
         for lanes in tuple(self._bells):
-            lanes.remove_waker(self.kick)
             self._hang_up(lanes)
 
     def _channels(self) -> "list[Channel]":
@@ -82,42 +83,50 @@ class HubPump:
     # --- the bell
 
     def _listen(self, channel: "Channel") -> None:
-        """The bell hears this channel's lanes, and the hub watches the bell, also after it reconnected."""
         lanes = channel.lanes
         if lanes not in self._bells:
-            self._bells[lanes] = (Bell(lanes.store), -1)
+            self._bells[lanes] = Bell(lanes.store)
             lanes.add_waker(self.kick)
-        bell, watched = self._bells[lanes]
-        bell.listen(lane for c in self._channels() if c.lanes is lanes for lane in c.active_lanes)
-        sock = bell.socket
-        fd = sock.fileno() if sock else -1
-        if fd != watched:
-            self._unwatch(watched)
-            if fd >= 0:
-                self._hub.add_reader(fd, self._heard, lanes)
-            self._bells[lanes] = (bell, fd)
+        self._bells[lanes].listen(
+            lane for c in self._channels() if c.lanes is lanes for lane in c.active_lanes
+        )
+        self._watch(lanes)
 
     def _heard(self, lanes: Lanes) -> None:
-        bell, _ = self._bells[lanes]
         try:
-            rung, cancels = bell.heard()
+            rung, cancels = self._bells[lanes].heard()
         except (RedisError, OSError) as error:
             logger.warning("lanes: the bell's connection is lost: %s", error)
             self._hang_up(lanes)
-            rung, cancels = True, []
+            self._wanted = True  # which also makes another bell
+            return
         for lane, job_id in cancels:
             lanes.cancelled(lane, job_id)
-        if rung:
+        # A connection made anew by redis-py may have missed a ring.
+        if self._watch(lanes) or rung:
             self._wanted = True
 
-    def _hang_up(self, lanes: Lanes) -> None:
-        bell, watched = self._bells.pop(lanes)
-        self._unwatch(watched)
-        bell.close()
+    def _watch(self, lanes: Lanes) -> bool:
+        """The hub watches the bell's socket. True when it is another than before, perhaps of the same number."""
+        sock = self._bells[lanes].socket
+        watched, _ = self._watched.get(lanes, (None, -1))
+        if sock is watched:
+            return False
+        self._unwatch(lanes)
+        if sock is not None:
+            self._watched[lanes] = sock, sock.fileno()
+            self._hub.add_reader(sock.fileno(), self._heard, lanes)
+        return True
 
-    def _unwatch(self, fd: int) -> None:
-        if fd >= 0:
-            self._hub.remove(fd)
+    def _unwatch(self, lanes: Lanes) -> None:
+        if lanes in self._watched:
+            _, number = self._watched.pop(lanes)
+            self._hub.remove(number)
+
+    def _hang_up(self, lanes: Lanes) -> None:
+        lanes.remove_waker(self.kick)
+        self._unwatch(lanes)
+        self._bells.pop(lanes).close()
 
 
 def _nothing() -> None:
