@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ from saggar.jobs.settings import JobSettings
 from saggar.workers.health import answering
 from saggar.workers.servers import find_binary
 
-from tests.support.weed import free_ports
+from tests.support.weed import free_ports, remove_sockets
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -78,6 +79,12 @@ def test_secrets_have_no_default(tmp_path: Path) -> None:
     assert "copy .env.example to .env" in done.stderr
 
 
+def test_the_example_names_every_setting() -> None:
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
+    told = re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE)
+    assert sorted(told) == sorted({*used, "COMPOSE_PROFILES"})
+
+
 def test_workers_can_be_scaled(config: dict[str, Any]) -> None:
     """No fixed name, no port, no address: what two replicas could not share."""
     for service in config["services"].values():
@@ -125,6 +132,16 @@ def test_images_run_without_root() -> None:
     assert set(final) == {"saggar", "s3"}
     for name, stage in final.items():
         assert re.findall(r"^USER (\w+)$", stage, flags=re.MULTILINE) == ["saggar"], name
+
+
+def test_an_installation_holds_every_package() -> None:
+    """An image is no editable checkout: a folder that pyproject.toml does not name would be missing there."""
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {
+        file.parent for top in ("jobs", "engine", "storage", "workers") for file in (ROOT / top).rglob("*.py")
+    }
+    names = {".".join(("saggar", *folder.relative_to(ROOT).parts)) for folder in folders}
+    assert sorted(setup["packages"]) == sorted(names)
 
 
 def seconds(text: str) -> float:
@@ -221,6 +238,7 @@ class LocalStack:
         for process in self.processes.values():
             process.kill()
             process.wait()
+        remove_sockets(map(int, self._ports.values()))
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]

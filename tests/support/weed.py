@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -180,9 +180,7 @@ class S3Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        for port in self._ports:
-            for socket_left in Path("/tmp").glob(f"seaweedfs-*-grpc-{port + GRPC_OFFSET}.sock"):
-                socket_left.unlink(missing_ok=True)
+        remove_sockets(self._ports)
 
     def _log_end(self) -> str:
         return (self.folder / "output.log").read_text(errors="replace")[-2000:]
@@ -210,6 +208,14 @@ def free_ports(count: int) -> list[int]:
                 continue
             found.append(port)
         return found
+
+
+def remove_sockets(ports: Iterable[int]) -> None:
+    """Remove the local sockets that a killed weed has left under its ports' numbers, always in /tmp."""
+    for port in ports:
+        for name in (f"seaweedfs-*-{port}.sock", f"seaweedfs-*-grpc-{port + GRPC_OFFSET}.sock"):
+            for left in Path("/tmp").glob(name):
+                left.unlink(missing_ok=True)
 
 
 @contextmanager
