@@ -35,12 +35,13 @@ class InvalidJob(SaggarError):
     """The job can never run as it is. `str()` is one line naming the field and the allowed values."""
 
     def __init__(self, field: str, message: str, allowed: str = "") -> None:
+        # The arguments stay whole: an error is made again from them after a trip through Celery's JSON.
+        super().__init__(field, message, allowed)
         self.field, self.message, self.allowed = field, message, allowed
-        line = f"{field}: {message}" + (f" (allowed: {allowed})" if allowed else "")
-        super().__init__(" ".join(line.split()))
 
-    def __reduce__(self) -> tuple[type[InvalidJob], tuple[str, str, str]]:
-        return type(self), (self.field, self.message, self.allowed)
+    def __str__(self) -> str:
+        line = f"{self.field}: {self.message}" + (f" (allowed: {self.allowed})" if self.allowed else "")
+        return " ".join(line.split())
 
 
 class UnknownModel(InvalidJob):

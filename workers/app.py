@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from saggar.jobs.lanes.broker import broker_url, broker_use_ssl, register
+from saggar.jobs.ledger import TASK
 from saggar.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def make_app(settings: JobSettings, appetite: Appetite | None = None) -> Celery:
         result_backend=settings.redis_url,
         result_expires=settings.result_ttl_s,
         task_default_queue=CHORES_QUEUE,
+        # A job sent as keywords, by send_task or as the next link of a chain, is checked before it gets to a lane.
+        task_routes={TASK: {"queue": INTAKE_QUEUE}},
         task_serializer="json",
         result_serializer="json",
         accept_content=["json"],

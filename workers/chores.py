@@ -20,6 +20,7 @@ from saggar.storage.base import open_storage
 from saggar.workers.app import CHORES_QUEUE, INTAKE_QUEUE, make_app
 from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.settings import WorkerSettings
+from saggar.workers.tasks import register_revoke
 
 if TYPE_CHECKING:
     from celery import Celery, Task
@@ -90,7 +91,9 @@ class ChoresWorker:
             stack.callback(storage.close)
             stack.callback(Housekeeper(client, self._settings.jobs, storage).close)
             app = make_app(self._settings.jobs)
-            register_intake(app, Ledger(client, self._settings.jobs), Cards(client, self._settings.jobs))
+            ledger = Ledger(client, self._settings.jobs)
+            register_intake(app, ledger, Cards(client, self._settings.jobs))
+            register_revoke(ledger)
             worker = app.Worker(
                 pool="threads",
                 concurrency=_THREADS,

@@ -55,13 +55,19 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: an error of ours is one line on standard error, never a traceback."""
+    import redis
+    from saggar.engine.errors import EngineError
     from saggar.jobs.errors import SaggarError
+    from saggar.storage.errors import StorageError
     from saggar.workers.servers import ServerError
 
     try:
         cli(standalone_mode=True)
-    except (SaggarError, ServerError) as error:
+    except (SaggarError, ServerError, StorageError, EngineError) as error:
         click.secho(f"saggar: {error}", fg="red", err=True)
+        sys.exit(2)
+    except redis.ConnectionError as error:
+        click.secho(f"saggar: Redis cannot be reached: {error}", fg="red", err=True)
         sys.exit(2)
 
 

@@ -38,7 +38,7 @@ from saggar.workers.publish import Origin, Publisher
 from saggar.workers.service import Service
 from saggar.workers.settings import WorkerSettings
 from saggar.workers.supervisor import LOG_FORMAT, REFUSED, watch_parent
-from saggar.workers.tasks import register_generate
+from saggar.workers.tasks import register_generate, register_revoke
 from saggar.workers.translate import to_card
 from saggar.workers.versions import versions
 
@@ -94,6 +94,7 @@ class ModelWorker:
         )
         service = Service(ledger, attempts, engine, publisher, card, settings.owner, self._on_engine_lost)
         register_generate(app, service, appetite, lanes)
+        register_revoke(ledger)
 
         lanes.on_lost(attempts.lost)
         lanes.on_cancel(lambda _lane, job_id: attempts.cancel(job_id))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import redis
 from celery.exceptions import Ignore, Reject
 from saggar.jobs.errors import JobFailed
 from saggar.jobs.lanes import Lanes
-from saggar.jobs.ledger import PUT_HEADER, TASK
+from saggar.jobs.ledger import PUT_HEADER, TASK, Ledger
 from saggar.workers.appetite import EngineAppetite
 from saggar.workers.service import Dropped, GivenBack, Service
 
 if TYPE_CHECKING:
     from celery import Celery, Task
+
+log = logging.getLogger(__name__)
 
 
 def register_generate(app: Celery, service: Service, appetite: EngineAppetite, lanes: Lanes) -> None:
@@ -22,7 +27,10 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
     on to links and chords.
     """
 
-    @app.task(name=TASK, bind=True, acks_late=True, throws=(JobFailed,))  # type: ignore[untyped-decorator]
+    # typing=False: the next link of a chain is sent from here with a job's fields, which the intake's task takes.
+    @app.task(  # type: ignore[untyped-decorator]
+        name=TASK, bind=True, acks_late=True, throws=(JobFailed,), typing=False
+    )
     def generate(task: Task, job_id: str) -> dict[str, object]:
         tag = task.request.properties["delivery_tag"]
         reservation = appetite.take(tag)
@@ -38,3 +46,24 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
         finally:
             if reservation is not None:
                 reservation.release()
+
+
+def register_revoke(ledger: Ledger) -> None:
+    """Celery's `revoke` also cancels the job of that id, waiting or running. Once a process: the panel is Celery's own.
+
+    Every worker hears it; cancelling twice is cancelling once.
+    """
+    from celery.worker import control
+
+    revoke = control.Panel.data["revoke"]
+
+    def revoke_and_cancel(state: object, task_id: str | list[str], **options: object) -> Mapping[str, object]:
+        for job_id in [task_id] if isinstance(task_id, str) else task_id:
+            try:
+                ledger.cancel(job_id)
+            except redis.RedisError as error:
+                log.error("revoke of %s could not cancel its job: %s", job_id, error)
+        answer: Mapping[str, object] = revoke(state, task_id, **options)
+        return answer
+
+    control.Panel.data["revoke"] = revoke_and_cancel

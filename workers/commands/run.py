@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from saggar.engine.models.registry import open_family
 from saggar.jobs.cards import Cards, ModelCard, check_job
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError, SaggarError
@@ -83,7 +84,7 @@ def run(
     else:
         flags |= {"model": model, "store": str(target)}
         with (
-            _embedded(console, data or target / ".saggar", flags) as place,
+            _embedded(data or target / ".saggar", flags) as place,
             JobClient(place.settings) as client,
         ):
             tally = _run(console, client, place, file, defaults, run_name)
@@ -97,7 +98,8 @@ def _run_name(file: Path) -> str:
 
 
 @contextmanager
-def _embedded(console: Console, folder: Path, flags: dict[str, object]) -> Iterator[Place]:
+def _embedded(folder: Path, flags: dict[str, object]) -> Iterator[Place]:
+    open_family(str(flags["model"] or DEFAULT_MODEL))  # a wrong name is told before anything starts
     with EmbeddedCluster(folder, flags) as cluster:
 
         def alive() -> None:
@@ -111,9 +113,7 @@ def _run(
     console: Console, client: JobClient, place: Place, file: Path, defaults: dict[str, object], name: str
 ) -> Tally:
     card = _wait_for_card(console, place)
-    manifest = read_manifest(
-        file, {"model": place.model, **defaults}, name, lambda job: _checked(client, card, job)
-    )
+    manifest = read_manifest(file, {"model": place.model, **defaults}, name, lambda job: _checked(card, job))
     _refuse_bad(manifest)
     states = submit_all(client, manifest.jobs)
     done = sum(state == "succeeded" for state in states.values())
@@ -125,7 +125,7 @@ def _run(
     return tally
 
 
-def _checked(client: JobClient, card: ModelCard, job: Job) -> Job:
+def _checked(card: ModelCard, job: Job) -> Job:
     """Against the run's card here, so that all bad rows are told at once; submit checks every job again."""
     if job.model == card.model:
         check_job(job, card)
@@ -140,7 +140,7 @@ def _wait_for_card(console: Console, place: Place) -> ModelCard:
         with console.status(f"loading {place.model} ..."):
             while True:
                 card = cards.get(place.model)
-                if card is not None and (cards.workers_of(place.model) or place.settings is None):
+                if card is not None and cards.workers_of(place.model):
                     return card
                 place.alive()
                 if time.monotonic() > deadline:

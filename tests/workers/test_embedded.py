@@ -1,0 +1,169 @@
+"""`saggar run FILE` on one machine: pictures, nothing left running, and the same command again after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from PIL import Image
+from saggar.workers.servers import RedisServer
+
+from tests.support.cluster import until
+
+pytestmark = pytest.mark.e2e
+
+SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
+
+
+def prompts(path: Path, count: int, **params: object) -> Path:
+    path.write_text("".join(json.dumps({"prompt": f"p{i}", "params": params}) + "\n" for i in range(count)))
+    return path
+
+
+def run(file: Path, noop: Path, to: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        *SAGGAR,
+        "run",
+        str(file),
+        "--model",
+        str(noop),
+        "--to",
+        str(to),
+        "--executor",
+        "local",
+        *flags,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def pictures(folder: Path) -> dict[str, int]:
+    """Path of each picture -> its time of writing."""
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.glob("*/a*/*.png")}
+
+
+def left_running(folder: Path) -> list[str]:
+    mentioned = []
+    for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(folder) in line and process.info["pid"] != os.getpid():
+            mentioned.append(line)
+    return mentioned
+
+
+def test_a_file_becomes_pictures_and_nothing_is_left_running(tmp_path: Path, noop: Path) -> None:
+    out = tmp_path / "out"
+    done = run(prompts(tmp_path / "p.jsonl", 20), noop, out)
+    assert done.returncode == 0, done.stderr
+    assert "20 succeeded" in done.stderr
+    assert len(pictures(out)) == 20
+    with Image.open(out / "contact-sheet.png") as sheet:
+        assert sheet.width > 128
+    first = next(out.glob("*/a1/*.json"))
+    assert json.loads(first.read_text())["request"]["prompt"].startswith("p")
+    assert left_running(out) == []
+
+
+def test_the_same_command_again_makes_only_what_is_missing(tmp_path: Path, noop: Path) -> None:
+    out = tmp_path / "out"
+    assert run(prompts(tmp_path / "p.jsonl", 5), noop, out).returncode == 0
+    before = pictures(out)
+    again = run(prompts(tmp_path / "p.jsonl", 8), noop, out)
+    assert again.returncode == 0, again.stderr
+    assert "8 jobs, 5 done before" in again.stderr
+    after = pictures(out)
+    assert len(after) == 8
+    assert before.items() <= after.items()
+
+
+def test_it_goes_on_after_everything_was_killed(tmp_path: Path, noop: Path) -> None:
+    out, file = tmp_path / "out", prompts(tmp_path / "p.jsonl", 60, sleep_s=0.03)
+    command = [*SAGGAR, "run", str(file), "--model", str(noop), "--to", str(out), "--executor", "local"]
+    first = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until(lambda: len(pictures(out)) >= 8, what="the first pictures")
+    everything = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
+    for process in everything:
+        process.send_signal(signal.SIGKILL)
+    first.wait(10)
+    done = run(file, noop, out)
+    assert done.returncode == 0, done.stderr
+    assert "60 succeeded" in done.stderr
+    results = [json.loads(path.read_text()) for path in out.glob("*/result.json")]
+    assert len(results) == 60
+    for result in results:
+        for output in result["outputs"]:
+            assert (out / output["key"]).stat().st_size == output["size"]
+    assert left_running(out) == []
+
+
+def test_the_worker_and_its_server_end_when_their_parent_is_killed(tmp_path: Path, noop: Path) -> None:
+    out, file = tmp_path / "out", prompts(tmp_path / "p.jsonl", 200, sleep_s=0.1)
+    command = [*SAGGAR, "run", str(file), "--model", str(noop), "--to", str(out), "--executor", "local"]
+    parent = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until(lambda: len(pictures(out)) >= 1, what="a picture")
+    children = psutil.Process(parent.pid).children(recursive=True)
+    workers = [child for child in children if "saggar.workers" in " ".join(child.cmdline())]
+    assert len(workers) >= 2
+    parent.kill()
+    parent.wait(10)
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert alive == []
+    server = RedisServer(out / ".saggar" / "redis").start()  # ends the orphan and takes its data over
+    connection = redis.Redis.from_url(server.url)
+    assert connection.dbsize() > 0
+    connection.close()
+    server.stop()
+
+
+def test_bad_rows_are_all_told_and_nothing_is_queued(tmp_path: Path, noop: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(
+        '{"prompt": "good"}\n{"prompt": "bad", "params": {"steps": 0}}\nnot json\n{"prompt": "p", "colour": 1}\n'
+    )
+    out = tmp_path / "out"
+    done = run(file, noop, out)
+    assert done.returncode == 2
+    for line in ("line 2: params.steps", "line 3: row: is not JSON", "line 4: colour"):
+        assert line in done.stderr
+    assert "Traceback" not in done.stderr
+    assert pictures(out) == {}
+
+
+def test_two_commands_cannot_share_a_data_folder(tmp_path: Path, noop: Path) -> None:
+    out, file = tmp_path / "out", prompts(tmp_path / "p.jsonl", 200, sleep_s=0.1)
+    command = [*SAGGAR, "run", str(file), "--model", str(noop), "--to", str(out), "--executor", "local"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: len(pictures(out)) >= 1, what="a picture")
+    second = run(file, noop, out)
+    assert second.returncode == 2
+    assert "another saggar uses" in second.stderr
+    first.send_signal(signal.SIGINT)
+    first.wait(60)
+    assert left_running(out) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-file.jsonl"], "no such file"),
+        (["{file}", "--set", "steps"], "write it as name=value"),
+        (["{file}", "--model", "saggar/nothing"], "no model 'saggar/nothing'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    file = prompts(tmp_path / "p.jsonl", 1)
+    command = [*SAGGAR, "run", *(part.format(file=file) for part in arguments), "--to", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
