@@ -55,7 +55,8 @@ class S3Storage:
                 f"s3://{bucket}: the form is s3://bucket/prefix with a valid bucket name"
             )
         self._bucket = bucket
-        self._prefix = check_prefix(prefix)
+        trimmed = check_prefix(prefix)
+        self._base = f"{trimmed}/" if trimmed else ""
         self._settings = settings
         self._client = _client(settings, settings.endpoint)
         self._signer = (
@@ -65,7 +66,7 @@ class S3Storage:
 
     @property
     def url(self) -> str:
-        return f"s3://{self._bucket}/{self._prefix}".removesuffix("/")
+        return f"s3://{self._bucket}/{self._base}".removesuffix("/")
 
     @property
     def conditional_put(self) -> bool:
@@ -126,7 +127,7 @@ class S3Storage:
         )
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        base = f"{self._prefix}/" if self._prefix else ""
+        base = self._base
         token: dict[str, str] = {}
         while True:
             page = self._call(
@@ -171,7 +172,7 @@ class S3Storage:
 
     def _name(self, key: str) -> str:
         """The object's key in the bucket."""
-        return f"{self._prefix}/{check_key(key)}" if self._prefix else check_key(key)
+        return self._base + check_key(key)
 
     def _create_bucket(self) -> None:
         from botocore.exceptions import ClientError
@@ -258,7 +259,7 @@ class S3Storage:
             page = self._call(
                 "multipart uploads",
                 lambda more=marks: self._client.list_multipart_uploads(  # type: ignore[misc]
-                    Bucket=self._bucket, Prefix=self._prefix, **more
+                    Bucket=self._bucket, Prefix=self._base, **more
                 ),
             )
             for upload in page.get("Uploads", []):

@@ -197,7 +197,8 @@ def test_unfinished_uploads_are_abandoned_only_when_old(s3_store: S3Storage, s3_
     client = s3_server.client()
     name = s3_store.uri("left").split("/", 3)[3]
     client.create_multipart_upload(Bucket=s3_server.bucket, Key=name)
-    client.create_multipart_upload(Bucket=s3_server.bucket, Key="other/left")
+    beside = f"{s3_store.url.split('/', 3)[3]}-beside/left"
+    client.create_multipart_upload(Bucket=s3_server.bucket, Key=beside)
     now = datetime.now(UTC)
     assert s3_store.abandon_uploads(now - timedelta(hours=1)) == 0
     assert s3_store.abandon_uploads(now + timedelta(hours=1)) == 1, "those of other prefixes are not ours"
