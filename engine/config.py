@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from saggar.engine.errors import Unsupported
+from saggar.engine.request import ParamValue
 
 ExecutorKind = Literal["multiproc", "local"]
 Mode = Literal["request_batch", "step_batch"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Pixels = Literal["uint8", "float32"]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """One kind of request that a rank runs before it says that it is ready: shape and guidance by `params`."""
+
+    params: Mapping[str, ParamValue] = field(default_factory=dict)
+    rows: int = 1
+    negative_prompt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,8 @@ class EngineConfig:
     ageing_s: each such span that a request waits lifts it by one priority class.
     pass_limit: how often smaller requests may overtake one that does not fit.
     decode_rows: rows decoded between two steps while others run.
+    warmup: run one step and decode of each before serving; a failure is a failure to start. When the limit is
+    passed the rest is left out.
     threads: CPU threads of each rank, None for the library's choice.
     """
 
@@ -44,7 +57,8 @@ class EngineConfig:
     ageing_s: float = 300.0
     pass_limit: int = 16
     decode_rows: int = 8
-    warmup: bool = True
+    warmup: tuple[WarmUp, ...] = (WarmUp(),)
+    warmup_limit_s: float = 600.0
     pixels: Pixels = "uint8"
     threads: int | None = None
 
@@ -53,7 +67,13 @@ class EngineConfig:
         for name in ("max_batch", "pass_limit", "decode_rows"):
             if getattr(self, name) < 1:
                 raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("admission_wait_s", "admission_quiet_s", "reservation_hold_s", "age_bound_s"):
+        for name in (
+            "admission_wait_s",
+            "admission_quiet_s",
+            "reservation_hold_s",
+            "age_bound_s",
+            "warmup_limit_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise Unsupported(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("max_cost", "threads"):

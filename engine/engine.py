@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TypeAlias
 
@@ -72,10 +73,11 @@ class Engine:
     def make(
         cls, config: EngineConfig, *, scheduler: Scheduler | None = None, executor: Executor | None = None
     ) -> Engine:
-        """Build, load and warm up. Whatever fails is raised: Unsupported, LoadError, WorkerDied, a warm-up's
-        error.
+        """Build, load and warm up; a family that streams turns step batching on. Whatever fails is raised:
+        Unsupported, LoadError, WorkerDied, a warm-up's error.
         """
         family = open_family(config.model)
+        config = replace(config, mode="step_batch") if family.streaming else config
         executor = executor or make_executor(config)
         try:
             return cls(config, family, executor, scheduler or KeyedScheduler(Rules.of(config)))
@@ -246,6 +248,8 @@ class Engine:
             live = self._live.get(row.id)
             if live is not None:
                 live.advance(row)
+                if live.stopping is not None and self._under_way is not None:
+                    self._executor.cancel(self._under_way.id, [row.id])
 
     def _update(self, plan: Plan, report: Report) -> list[Ending]:
         """Take over what the ranks report; returns the requests that have ended."""

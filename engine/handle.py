@@ -6,9 +6,11 @@ the first or the last event. The engine refers to a stream weakly: who drops the
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 
 from saggar.engine.errors import EngineError
@@ -28,6 +30,7 @@ class Stream:
         self._events: deque[EngineEvent] = deque()
         self._changed = threading.Condition()
         self._over = False
+        self._wake: Callable[[], object] = lambda: None
 
     def put(self, event: EngineEvent) -> None:
         """Add an event; over the limit the oldest lossy one goes."""
@@ -39,6 +42,7 @@ class Stream:
             self._events.append(event)
             self._over = self._over or event.kind in _LAST
             self._changed.notify_all()
+            self._wake()
 
     def __iter__(self) -> Iterator[EngineEvent]:
         """Events in order, to the last one; waits for those to come."""
@@ -50,6 +54,29 @@ class Stream:
                     return
                 event = self._events.popleft()
             yield event
+
+    async def __aiter__(self) -> AsyncIterator[EngineEvent]:
+        """The same for a coroutine; no thread waits."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the reader's event loop was closed: nobody reads any more
+                loop.call_soon_threadsafe(news.set)
+
+        self._wake = wake
+        while True:
+            news.clear()
+            with self._changed:
+                event = self._events.popleft() if self._events else None
+                over = self._over
+            if event is not None:
+                yield event
+            elif over:
+                return
+            else:
+                await news.wait()
 
     def __len__(self) -> int:
         return len(self._events)
@@ -69,6 +96,10 @@ class Handle:
     def events(self) -> Iterator[EngineEvent]:
         """The request's events, each once, to its last one. One reader."""
         return iter(self._stream)
+
+    def aevents(self) -> AsyncIterator[EngineEvent]:
+        """The same for a coroutine."""
+        return aiter(self._stream)
 
     def result(self, timeout: float | None = None) -> Output:
         """Wait for the output. Raises the request's EngineError, or TimeoutError after `timeout` seconds."""

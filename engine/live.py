@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from saggar.engine.errors import EngineError
+from saggar.engine.errors import EngineError, RowFailed
 from saggar.engine.handle import Stream
 from saggar.engine.request import EngineEvent, EventKind, Output
 from saggar.engine.sched.base import Entry
@@ -39,6 +39,8 @@ class Live:
         if row.step > self.entry.step:
             self.entry.step, self.entry.steps = row.step, row.steps
             self._tell("step")
+        for step, arrays in row.chunks:
+            self._publish(EngineEvent("chunk", self.entry.id, step, row.steps, arrays=tuple(arrays)))
 
     def finish(self, outcome: Output | EngineError) -> None:
         """The last event, and the result for whoever waits."""
@@ -76,4 +78,8 @@ class Live:
         if stream is not None:
             stream.put(event)
         if self._on_event is not None:
-            self._on_event(event)
+            try:
+                self._on_event(event)
+            except Exception as error:  # noqa: BLE001  (a listener's failure ends its own request, not the engine)
+                self._on_event = None
+                self.stopping = RowFailed(f"its listener failed: {type(error).__name__}: {error}")

@@ -170,16 +170,16 @@ def test_torch_cuda_is_named_in_the_platforms_file_alone() -> None:
             if path == ROOT / "engine" / "platform" / "cuda.py":
                 continue
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            named = [node.lineno for node in ast.walk(tree) if _is_torch_cuda(node)]
+            named = [
+                node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_cuda(node)
+            ]
             named += [line for line, name in imports(path) if within(name, "torch.cuda")]
             wrong += [f"{path.relative_to(ROOT)}:{line}" for line in named]
     assert not wrong, "\n".join(wrong)
 
 
-def _is_torch_cuda(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Attribute) or node.attr != "cuda":
-        return False
-    return isinstance(node.value, ast.Name) and node.value.id == "torch"
+def _is_cuda(node: ast.Attribute) -> bool:
+    return node.attr == "cuda" and isinstance(node.value, ast.Name) and node.value.id == "torch"
 
 
 @pytest.mark.parametrize("part", ["request", "config", "errors", "params", "batch_key", "sched"])

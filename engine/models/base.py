@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from saggar.engine.batch_key import canonical_key
+from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
@@ -37,6 +38,8 @@ class Family(ABC, Generic[T, P, S]):
     tasks: ClassVar[tuple[str, ...]] = ("t2i",)
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
+    streaming: ClassVar[bool] = False
+    """It delivers pieces before the end, at the borders that `chunk_due` names; the engine then batches by steps."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -57,7 +60,10 @@ class Family(ABC, Generic[T, P, S]):
             )
         check_common(request)
         params = check_params(request.params, self.schema)
-        return self.preprocess(replace(request, params=params))
+        negative = (
+            self.checkpoint.negative_prompt if request.negative_prompt is None else request.negative_prompt
+        )
+        return self.preprocess(replace(request, params=params, negative_prompt=negative))
 
     def preprocess(self, request: Request) -> Request:
         """Hook: a checked request as the ranks shall see it. InvalidRequest refuses it."""
@@ -91,9 +97,11 @@ class Family(ABC, Generic[T, P, S]):
         """The empty state of a validated request."""
         return RequestState(request, self.Params(**request.params))
 
-    def warmup_request(self) -> Request:
-        """What a rank runs once before it says that it is ready: the defaults."""
-        return self.validate(Request(id="warm-up", prompt="warm-up"))
+    def warmup_request(self, kind: WarmUp) -> Request:
+        """The request that warms this kind up. InvalidRequest: the model does not take it."""
+        return self.validate(
+            Request("warm-up", "warm-up", 0, "t2i", kind.negative_prompt, kind.params, num_outputs=kind.rows)
+        )
 
     # -- verbs, in a rank
 
@@ -124,6 +132,10 @@ class Family(ABC, Generic[T, P, S]):
     @abstractmethod
     def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> list[list[np.ndarray]]:
         """Finished latents to pictures: for each request one H×W×3 array an output."""
+
+    def chunk_due(self, state: RequestState[T, P, S]) -> bool:
+        """Whether a piece can be decoded at this border; `post_decode` then gives the arrays of that piece."""
+        return False
 
     def preview(self, state: RequestState[T, P, S]) -> np.ndarray | None:
         """A coarse uint8 picture of the first output from its latents, never by the VAE; None where there is

@@ -1,8 +1,9 @@
 """A model folder read without its weights: class, configurations, settings, revision. No torch.
 
 Beside diffusers' `model_index.json` a folder may hold `saggar.json`:
-{"params": {"height": {"default": 64, "multipleOf": 8}, ...}, "limits": {"max_outputs": 16}}
-whose `params` narrow or replace words of the parameters' schema.
+{"params": {"height": {"default": 64, "multipleOf": 8}, ...}, "negative_prompt": "", "limits": {"max_outputs": 16}}
+whose `params` narrow or replace words of the parameters' schema, and whose `negative_prompt` stands in where a request
+has none: with "" guidance works without asking.
 """
 
 from __future__ import annotations
@@ -60,6 +61,14 @@ class Checkpoint:
     def narrowing(self) -> Narrowing:
         """The parameters' schema words that saggar.json sets."""
         return cast(Narrowing, self.settings.get("params", {}))
+
+    @property
+    def negative_prompt(self) -> str | None:
+        """What stands in for a negative prompt that a request does not have; None: nothing does."""
+        value = self.settings.get("negative_prompt")
+        if value is not None and not isinstance(value, str):
+            raise LoadError(f"{self.folder}/saggar.json: negative_prompt is not a text")
+        return value
 
     @property
     def limits(self) -> dict[str, int]:

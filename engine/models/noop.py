@@ -37,6 +37,9 @@ class NoopParams:
     key: Annotated[str, Field(description="any text; requests with another one never share a batch")] = ""
     fail_at: Literal["", "encode", "predict", "step", "decode"] = ""
     fail_text: str = "asked to fail"
+    chunk_every: Annotated[
+        int, Field(ge=0, description="steps of one piece, for NoopStreamPipeline; 0: none")
+    ] = 0
 
 
 State = RequestState[np.ndarray, NoopParams, None]
@@ -116,6 +119,18 @@ class Noop(Family[np.ndarray, NoopParams, None]):
         if self.pixels == "float32":
             return [np.broadcast_to(row / np.float32(255), shape).copy() for row in state.latents]
         return [np.broadcast_to(row.astype(np.uint8), shape).copy() for row in state.latents]
+
+
+@serves("NoopStreamPipeline")
+class NoopStream(Noop):
+    """Delivers its picture so far each `chunk_every` steps."""
+
+    name = "noop-stream"
+    streaming = True
+
+    def chunk_due(self, state: State) -> bool:
+        """At each such border."""
+        return state.params.chunk_every > 0 and state.step_index % state.params.chunk_every == 0
 
 
 def colour(prompt: str, seed: int) -> np.ndarray:

@@ -37,6 +37,10 @@ def _noop(folder: Path, seed: int) -> None:
     _write_json(folder / "model_index.json", {"_class_name": "NoopPipeline", "seed": seed})
 
 
+def _noop_stream(folder: Path, seed: int) -> None:
+    _write_json(folder / "model_index.json", {"_class_name": "NoopStreamPipeline", "seed": seed})
+
+
 def _flux(folder: Path, seed: int) -> None:
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
@@ -198,4 +202,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-_BUILDERS: dict[str, Callable[[Path, int], None]] = {"flux": _flux, "sd3": _sd3, "noop": _noop}
+_BUILDERS: dict[str, Callable[[Path, int], None]] = {
+    "flux": _flux,
+    "sd3": _sd3,
+    "noop": _noop,
+    "noop-stream": _noop_stream,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.models.registry import AnyFamily, open_family
@@ -17,8 +18,10 @@ def load(config: EngineConfig, rank: int = 0) -> tuple[Runner, Ready]:
     """
     family = open_family(config.model)
     runner, numerics = _with_torch(config, family, rank) if family.uses_torch else _plain(config, family)
-    if config.warmup:
-        runner.warm_up()
+    end = time.monotonic() + config.warmup_limit_s
+    for kind in config.warmup:
+        if time.monotonic() < end:
+            runner.warm_up(kind)
     return runner, Ready(rank, os.getpid(), numerics, family.checkpoint.revision)
 
 

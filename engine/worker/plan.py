@@ -40,7 +40,10 @@ RowStatus = Literal["running", "decoding", "done", "failed", "dropped"]
 
 @dataclass(frozen=True)
 class RowReport:
-    """Where one request stands after a turn. `arrays` come with `done`, `error` with `failed`."""
+    """Where one request stands after a turn. `arrays` come with `done`, `error` with `failed`.
+
+    `previews` and `chunks` are those since the last report, each with its step.
+    """
 
     id: str
     status: RowStatus
@@ -48,6 +51,7 @@ class RowReport:
     steps: int
     arrays: Sequence[np.ndarray] = ()
     previews: Sequence[tuple[int, np.ndarray]] = ()
+    chunks: Sequence[tuple[int, Sequence[np.ndarray]]] = ()
     error: EngineError | None = None
     timings: dict[str, float] = field(default_factory=dict)
 

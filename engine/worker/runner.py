@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from saggar.engine.config import WarmUp
 from saggar.engine.errors import EngineError, LoadError, OutOfMemory, RowFailed
 from saggar.engine.models.base import Family
 from saggar.engine.models.state import RequestState
@@ -58,11 +59,11 @@ class Runner:
             turn.decode()
             return turn.report()
 
-    def warm_up(self) -> None:
-        """One step and decode of the family's own warm-up request. LoadError: it fails."""
+    def warm_up(self, kind: WarmUp) -> None:
+        """One step and decode of a request of that kind. LoadError: it fails."""
         try:
             with self._context():
-                state = self.family.new_state(self.family.warmup_request())
+                state = self.family.new_state(self.family.warmup_request(kind))
                 self.family.prepare_encode([state])
                 noise = self.family.denoise_step([state], self.max_rows)[state.id]
                 self.family.step_scheduler(state, noise)
@@ -93,6 +94,7 @@ class _Turn:
         self._dropped: set[str] = set()
         self._arrays: dict[str, list[np.ndarray]] = {}
         self._previews: dict[str, list[tuple[int, np.ndarray]]] = {}
+        self._chunks: dict[str, list[tuple[int, list[np.ndarray]]]] = {}
         for request_id in plan.drop:
             runner.states.pop(request_id, None)
         self._fresh = [self._family.new_state(request) for request in plan.admit]
@@ -169,11 +171,18 @@ class _Turn:
         for state in states:
             if self._alive(state):
                 self._guarded([state], advance)
+        if self._family.streaming:
+            due = [state for state in self._moving() if state in states and self._family.chunk_due(state)]
+            self._timed("decode_s", due, self._decode_chunk)
 
     def _preview(self, state: State) -> None:
         picture = self._family.preview(state)
         if picture is not None:
             self._previews.setdefault(state.id, []).append((state.step_index, picture))
+
+    def _decode_chunk(self, states: list[State]) -> None:
+        for state, arrays in zip(states, self._family.post_decode(states), strict=True):
+            self._chunks.setdefault(state.id, []).append((state.step_index, arrays))
 
     def _decode_list(self, states: list[State]) -> None:
         pictures = self._family.post_decode(states)
@@ -213,9 +222,17 @@ class _Turn:
             status = "dropped"
         elif arrays:
             status = "done"
-        previews = self._previews.pop(state.id, ())
-        timings = state.timings if status == "done" else {}
-        return RowReport(state.id, status, state.step_index, state.steps, arrays, previews, error, timings)
+        return RowReport(
+            id=state.id,
+            status=status,
+            step=state.step_index,
+            steps=state.steps,
+            arrays=arrays,
+            previews=self._previews.pop(state.id, ()),
+            chunks=self._chunks.pop(state.id, ()),
+            error=error,
+            timings=state.timings if status == "done" else {},
+        )
 
 
 def _first_rows(states: list[State], rows: int) -> list[State]:

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saggar.engine import EngineConfig, EngineError, LoadError, Unsupported, families, installed, open_family
+from saggar.engine import (
+    EngineConfig,
+    EngineError,
+    LoadError,
+    Request,
+    Unsupported,
+    families,
+    installed,
+    open_family,
+)
 from saggar.engine.models import registry
 from saggar.engine.models.tiny import make_tiny
 from saggar.engine.worker.loader import load
@@ -139,7 +148,7 @@ def test_an_unknown_name_lists_what_exists(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_family_has_a_tiny_model(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="no tiny model of 'huge': there are flux, sd3, noop"):
+    with pytest.raises(Unsupported, match="no tiny model of 'huge': there are flux, sd3, noop, noop-stream"):
         make_tiny("huge", tmp_path)
     assert {"FluxPipeline", "StableDiffusion3Pipeline", "NoopPipeline"} <= set(families())
 
@@ -180,6 +189,18 @@ def test_the_revision_follows_the_content(models: Models, sd3: Path) -> None:
 def test_a_tiny_models_tokenizers_and_weights_are_the_same_each_time(models: Models, tmp_path: Path) -> None:
     again = make_tiny("sd3", tmp_path / "again")
     assert open_family(str(again)).checkpoint.revision == open_family(str(models("sd3"))).checkpoint.revision
+
+
+def test_a_checkpoint_may_say_what_stands_in_for_no_negative_prompt(tmp_path: Path) -> None:
+    make_tiny("noop", tmp_path)
+    assert open_family(str(tmp_path)).validate(Request("a", "x")).negative_prompt is None
+    (tmp_path / "saggar.json").write_text('{"negative_prompt": ""}')
+    family = open_family(str(tmp_path))
+    assert family.validate(Request("a", "x")).negative_prompt == ""
+    assert family.validate(Request("a", "x", negative_prompt="bad")).negative_prompt == "bad"
+    (tmp_path / "saggar.json").write_text('{"negative_prompt": 5}')
+    with pytest.raises(LoadError, match="negative_prompt is not a text"):
+        open_family(str(tmp_path)).validate(Request("a", "x"))
 
 
 def test_settings_that_name_no_parameter_are_refused(tmp_path: Path) -> None:

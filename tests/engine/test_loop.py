@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import threading
@@ -23,7 +24,9 @@ from saggar.engine import (
     LoadError,
     RowFailed,
 )
+from saggar.engine.config import WarmUp
 from saggar.engine.handle import STREAM_EVENTS, Stream
+from saggar.engine.models import registry
 from saggar.engine.models.noop import Noop, colour
 from saggar.engine.models.registry import serves
 from saggar.engine.request import BULK, INTERACTIVE, NORMAL, Request
@@ -123,7 +126,7 @@ def test_a_failing_warm_up_fails_the_start(make_engine: MakeEngine, tmp_path: An
     (tmp_path / "saggar.json").write_text('{"params": {"fail_at": {"default": "predict"}}}')
     with pytest.raises(LoadError, match="the warm-up failed: ValueError: asked to fail"):
         make_engine(model=str(tmp_path))
-    assert make_engine(model=str(tmp_path), warmup=False).health().ok
+    assert make_engine(model=str(tmp_path), warmup=()).health().ok
 
 
 def test_an_injected_scheduler_is_used(make_engine: MakeEngine) -> None:
@@ -592,6 +595,82 @@ def test_pause_takes_no_step_and_offers_no_seat(make_engine: MakeEngine, mode: s
         assert not handle.done()
     engine.resume()
     check_noop(noop("a"), handle.result(10))
+
+
+def test_streaming_yields_chunks_only_at_borders_and_always_a_last_output(make_engine: MakeEngine) -> None:
+    engine = make_engine("noop-stream", mode="request_batch")
+    assert engine.config.mode == "step_batch"
+    requests = [
+        noop("none", steps=5),
+        noop("two", steps=7, chunk_every=3, num_outputs=2),
+        noop("end", steps=4, chunk_every=4),
+    ]
+    engine.pause()
+    handles = [engine.submit(request) for request in requests]
+    engine.resume()
+    for request, handle, borders in zip(requests, handles, ([], [3, 6], []), strict=True):
+        events = list(handle.events())
+        chunks = [event for event in events if event.kind == "chunk"]
+        assert [event.step for event in chunks] == borders
+        assert all(len(event.arrays) == request.num_outputs for event in chunks)
+        assert [event.kind for event in events].count("output") == 1
+        assert events[-1].kind == "output"
+        check_noop(request, handle.result(0))
+
+
+def test_a_coroutine_reads_the_same_events(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    async def read(name: str) -> list[str]:
+        return [event.kind async for event in engine.submit(noop(name, steps=3)).aevents()]
+
+    async def read_three() -> list[list[str]]:
+        return list(await asyncio.gather(read("a"), read("b"), read("c")))
+
+    assert asyncio.run(read_three()) == [["started", "step", "step", "step", "output"]] * 3
+
+    async def leave_early() -> None:
+        async for event in engine.submit(noop("left", steps=2000)).aevents():
+            if event.kind == "step":
+                break
+
+    asyncio.run(leave_early())
+    check_noop(noop("d"), engine.submit(noop("d")).result(10))
+
+
+def test_a_listener_that_fails_ends_its_own_request_alone(make_engine: MakeEngine, mode: str) -> None:
+    engine = make_engine(mode=mode)
+
+    def listen(event: EngineEvent) -> None:
+        if event.kind == "step":
+            raise KeyError("no such column")
+
+    engine.pause()
+    deaf, good = engine.submit(noop("deaf", steps=9), on_event=listen), engine.submit(noop("good", steps=9))
+    engine.resume()
+    with pytest.raises(RowFailed, match="its listener failed: KeyError: 'no such column'"):
+        deaf.result(10)
+    check_noop(noop("good"), good.result(10))
+
+
+def test_warm_up_runs_each_declared_bucket_within_its_time(make_engine: MakeEngine) -> None:
+    ran: list[tuple[int, int, str | None]] = []
+
+    class Watched(Noop):
+        def prepare_encode(self, states: Any) -> None:
+            ran.extend((s.params.height, s.request.rows, s.request.negative_prompt) for s in states)
+            super().prepare_encode(states)
+
+    kinds = (WarmUp(), WarmUp({"height": 32}, rows=3, negative_prompt=""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._FAMILIES, "NoopPipeline", Watched)
+        engine = make_engine(warmup=kinds)
+        assert ran == [(64, 1, None), (32, 3, "")]
+        assert "rows.cond" not in engine.stats()
+        make_engine(warmup=kinds, warmup_limit_s=0.0)
+        assert len(ran) == 2
+        with pytest.raises(LoadError, match=r"the warm-up failed: InvalidRequest: params\.height"):
+            make_engine(warmup=(WarmUp({"height": 0}),))
 
 
 def test_an_engine_is_a_context_manager(models: Any) -> None:

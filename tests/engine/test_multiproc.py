@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from saggar.engine import Engine, EngineConfig, LoadError, Unsupported, WorkerDied
 from saggar.engine.models.noop import colour
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.procs
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
 
 
 def ranks() -> list[psutil.Process]:

@@ -277,7 +277,12 @@ def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: Make
     vae = engine._executor._runner.family._pipe.vae  # type: ignore[attr-defined]
     decoded: list[int] = []
     decode = vae.decode
-    vae.decode = lambda *args, **kwargs: (decoded.append(1), decode(*args, **kwargs))[1]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        decoded.append(1)
+        return decode(*args, **kwargs)
+
+    vae.decode = counted
     recorder = Recorder()
     request = Request("p", "preview", params={"num_inference_steps": 7}, preview_every=3)
     engine.submit(request, on_event=recorder).result(60)
@@ -330,6 +335,6 @@ def test_parameters_off_the_checkpoints_grid_are_refused(
     make_engine: MakeEngine, family: str, params: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        make_engine(family, warmup=False).validate(Request("x", "x", params=params))
+        make_engine(family, warmup=()).validate(Request("x", "x", params=params))
     assert caught.value.field == field
     assert caught.value.allowed

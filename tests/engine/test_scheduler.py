@@ -255,7 +255,7 @@ def test_another_key_that_is_due_closes_a_running_step_batch() -> None:
 
 
 def test_the_admission_wait_ends_by_a_full_batch_a_quiet_spell_or_its_deadline() -> None:
-    rules = {"admission_wait_s": 1.0, "admission_quiet_s": 0.25}
+    rules: dict[str, Any] = {"admission_wait_s": 1.0, "admission_quiet_s": 0.25}
     run = bench(2, **rules)
     run.add("k")
     assert run.scheduler.schedule(0.0).wake_at == 0.25
