@@ -92,9 +92,10 @@ class Ops:
         def read(reply: Reply) -> bool:
             if reply == "unknown":
                 raise UnknownJob(job_id)
-            if reply in ("queued", "changed"):
-                return bool(reply == "queued")
-            raise NotRetryable(f"job {job_id} is {reply} (allowed: failed or cancelled)")
+            if isinstance(reply, str) and reply.startswith("refused "):
+                state = reply.removeprefix("refused ")
+                raise NotRetryable(f"job {job_id} is {state} (allowed: failed or cancelled)")
+            return reply != "changed"
 
         return Op("retry", [job_id, "", put, self._base(message.lane), "", *message.args()], read)
 

@@ -1,7 +1,7 @@
 -- Another attempt under a new message. From a worker (`attempt` given): of the running attempt.
 -- From a producer (`attempt` ''): of a failed or cancelled job, its history kept, its suspicions dropped.
 -- `put` is the number of the new message: one more than the one the caller saw.
--- -> state after it | fenced | unknown | changed (read again)
+-- -> state after it | fenced | unknown | changed (read again) | refused STATE
 local id, attempt, put, base, data = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local job, key = read(id), job_key(id)
 if not job then return 'unknown' end
@@ -11,7 +11,7 @@ if attempt ~= '' then
   if job.state ~= 'running' or not mine then return 'fenced' end
   if job.stop then return stop(id, job) end
 elseif job.state ~= 'failed' and job.state ~= 'cancelled' then
-  return job.state
+  return 'refused ' .. job.state
 end
 if job.put + 1 ~= put then return 'changed' end
 
