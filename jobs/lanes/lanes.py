@@ -271,7 +271,7 @@ class Lanes:
         else:
             outcome = self.store.requeue(ending.tag, counted=ending.counted, due_us=ending.due_us)
         if outcome is Outcome.STALE:
-            logger.warning("ending of %s refused: it was delivered again", ending.tag.id)
+            logger.warning("ending of %s refused: it was delivered again or given back", ending.tag.id)
         elif outcome is Outcome.DEAD:
             for hook in self._dead_hooks:
                 hook(ending.tag.lane, ending.tag.id.partition("~")[0])

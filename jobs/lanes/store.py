@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     DONE = "done"
     DEAD = "dead"  # returned once too often: it is a dead letter now
     GONE = "gone"  # the message does not exist any more: acknowledged before, or purged
-    STALE = "stale"  # refused: the lease ran out and the message was delivered again
+    STALE = "stale"  # refused: it was delivered again since, or given back
 
 
 @dataclass(frozen=True, slots=True)

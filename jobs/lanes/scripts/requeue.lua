@@ -4,7 +4,11 @@ local B, tag, n, now = KEYS[1], ARGV[1], tonumber(ARGV[2]), lane.now()
 local m = lane.read(B, tag)
 if not m then return 0 end
 if m.n ~= n then return -1 end
-if not lane.release(B, tag, m) then return call('ZSCORE', B .. ':x', tag) and 2 or 1 end
-m.owner = ''  -- so that a heartbeat already under way does not take it again
+local leased = lane.release(B, tag, m)
+m.owner = ''  -- neither a heartbeat under way nor a late ack may have it now
+if not leased then  -- sent twice, or the lease ran out
+  lane.write(B, tag, m)
+  return call('ZSCORE', B .. ':x', tag) and 2 or 1
+end
 if ARGV[3] == '0' then m.free = m.free + 1 end
 return lane.back(B, tag, m, tonumber(ARGV[4]), now)

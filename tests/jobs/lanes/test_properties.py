@@ -27,7 +27,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.store.configure(LANE, LaneSettings(max_batch=3, max_deliveries=limit, age_bound_s=age_bound))
         self.delivery: dict[str, int] = {}  # stored tag -> number of its latest delivery
         self.hands: dict[str, str] = {}  # stored tag -> who holds a lease
-        self.last = None
+        self.returned: set[str] = set()  # given back on purpose since their latest delivery
 
     @rule(
         id_=st.integers(0, 6).map(str),
@@ -62,6 +62,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert delivery.tag.delivery == self.delivery[delivery.tag.id] + 1
             self.delivery[delivery.tag.id] += 1
             self.hands[delivery.tag.id] = owner
+            self.returned.discard(delivery.tag.id)
         return batch.deliveries[-1].tag
 
     @rule(tag=tags)
@@ -69,7 +70,7 @@ class LaneMachine(RuleBasedStateMachine):
         outcome = self.store.ack(tag)
         if tag.id not in self.delivery:
             assert outcome is Outcome.GONE
-        elif self.delivery[tag.id] != tag.delivery:
+        elif self.delivery[tag.id] != tag.delivery or tag.id in self.returned:
             assert outcome is Outcome.STALE
         else:
             assert outcome is Outcome.DONE
@@ -83,6 +84,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert (outcome in (Outcome.DONE, Outcome.DEAD)) == current
         if current:
             self.hands.pop(tag.id, None)
+            self.returned.add(tag.id)
 
     @rule(tag=tags, owner=OWNERS)
     def extend(self, tag, owner):

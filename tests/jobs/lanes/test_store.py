@@ -148,6 +148,19 @@ def test_a_heartbeat_under_way_does_not_take_back_what_was_returned(store):
     assert ids(fetch(store, "v")) == ["a"]
 
 
+def test_what_was_given_back_cannot_be_acknowledged(store):
+    """A task that finds its message gone ends, and Celery acknowledges: the message must stay."""
+    put(store, "a")
+    tag = fetch(store).deliveries[0].tag
+    store.requeue(tag, counted=False)
+    assert store.ack(tag) is Outcome.STALE
+    tag = fetch(store).deliveries[0].tag
+    store.sweep(LANE, "w")
+    store.requeue(tag, counted=False)  # after its lease ran out, too
+    assert store.ack(tag) is Outcome.STALE
+    assert ids(fetch(store)) == ["a"]
+
+
 def test_deliveries_are_limited_and_returns_by_a_stop_are_free(store):
     store.configure(LANE, LaneSettings(max_deliveries=3))
     put(store, "a")
