@@ -101,8 +101,12 @@ def check_job(job: Job, card: ModelCard) -> Job:
         raise InvalidJob(
             "output.format", f"{output.format} is not made by {card.model}", ", ".join(card.formats)
         )
-    seed = randbits(SEED_BITS) if job.seed is None else job.seed
-    return job.model_copy(update={"params": params, "output": output, "seed": seed})
+    return with_seed(job.model_copy(update={"params": params, "output": output}))
+
+
+def with_seed(job: Job) -> Job:
+    """The job with a seed chosen at random if it has none, so that every attempt makes the same."""
+    return job if job.seed is not None else job.model_copy(update={"seed": randbits(SEED_BITS)})
 
 
 def _check_limits(job: Job, params: dict[str, ParamValue], limits: Limits) -> None:
@@ -179,4 +183,13 @@ class Cards:
         return self._redis.time()
 
 
-__all__ = ["Cards", "Limits", "ModelCard", "batch_key", "check_job", "parse_card", "unknown_model"]
+__all__ = [
+    "Cards",
+    "Limits",
+    "ModelCard",
+    "batch_key",
+    "check_job",
+    "parse_card",
+    "unknown_model",
+    "with_seed",
+]

@@ -50,7 +50,9 @@ class JobClient:
 
     def submit_many(self, jobs: Iterable[JobLike], chunk: int = CHUNK) -> Iterator[Submitted | SaggarError]:
         """One outcome for each job, in order, a chunk in a round trip. What `submit` would raise stands in
-        its place: one bad line does not stop the rest. Lazy: nothing is sent before it is iterated."""
+        its place: one bad line does not stop the rest. Lazy: nothing is sent before it is iterated.
+
+        After an error of Redis the call may be made again if the jobs have ids or idempotency keys."""
         source = iter(jobs)
         while part := parsed(islice(source, chunk)):
             self._fetch_cards(part)

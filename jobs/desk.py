@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from saggar.jobs.cards import ModelCard, check_job, parse_card, unknown_model
+from saggar.jobs.cards import ModelCard, check_job, parse_card, unknown_model, with_seed
 from saggar.jobs.errors import JobFailed, SaggarError, UnknownJob, WaitTimeout
 from saggar.jobs.ledger.message import job_message
 from saggar.jobs.ledger.ops import Ops
@@ -78,7 +78,7 @@ class Desk:
         if self.lacks_card(job):
             raise unknown_model(job.model, known)
         card = self.cards.get(job.model)
-        checked = check_job(job, card) if card else job
+        checked = check_job(job, card) if card else with_seed(job)
         return self.ops.submit(checked, job_message(checked, card), job.digest())
 
     def submissions(

@@ -53,7 +53,9 @@ def test_unserved_models_only_on_request(client: JobClient) -> None:
     with pytest.raises(InvalidJob, match="no card"):
         client.submit({"model": "some/other", "prompt": "x"})
     done = client.submit({"model": "some/other", "prompt": "x", "params": {"any": 1}, "allow_unserved": True})
-    assert client.status(done.id).job.params == {"any": 1}
+    job = client.status(done.id).job
+    assert job.params == {"any": 1}
+    assert job.seed is not None
 
 
 def test_a_card_published_later_is_seen(client: JobClient, fake: redis.Redis) -> None:
