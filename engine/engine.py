@@ -6,7 +6,6 @@ It knows no model and no device; with the `multiproc` executor its process never
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 import time
@@ -29,7 +28,7 @@ from saggar.engine.errors import (
 from saggar.engine.executor import make_executor
 from saggar.engine.executor.base import Executor, Health
 from saggar.engine.handle import Handle, Reservation, Stream
-from saggar.engine.live import Live, OnEvent
+from saggar.engine.live import Deadlines, Live, OnEvent
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.progress import Bar
 from saggar.engine.request import ModelInfo, Output, Request, Room
@@ -39,6 +38,8 @@ from saggar.engine.worker.plan import Plan, Report, RowReport
 
 Ending: TypeAlias = tuple[Live, Output | EngineError]
 _JOIN_S = 10.0
+LIVENESS_S = 1.0
+"""How often an idle engine looks whether its ranks live."""
 
 
 class Engine:
@@ -55,7 +56,7 @@ class Engine:
         self.info: ModelInfo = family.info(config.model, config.max_batch, ready.numerics)
         self._lock = threading.Condition()
         self._live: dict[str, Live] = {}
-        self._deadlines: list[tuple[float, int, Live]] = []
+        self._deadlines = Deadlines()
         self._drops: list[str] = []
         self._paused = False
         self._over: EngineError | None = None
@@ -131,7 +132,9 @@ class Engine:
         them.
         """
         with self._lock:
-            return Reservation(self._scheduler.reserve(key, rows, time.monotonic()), self._release)
+            announced = self._scheduler.reserve(key, rows, time.monotonic())
+            self._seats_told = min(self._seats_told, self._room().seats)
+            return Reservation(announced, self._release)
 
     def room(self) -> Room:
         """What the engine would take now."""
@@ -142,6 +145,7 @@ class Engine:
         """Call back, from any thread, whenever `room().seats` has grown."""
         with self._lock:
             self._watchers.append(callback)
+            self._seats_told = self._room().seats
 
     # -- the engine as a whole
 
@@ -216,6 +220,7 @@ class Engine:
                 plan = self._plan(decision)
                 if plan is None and not ended:
                     self._lock.wait(self._until(decision.wake_at, now))
+                    self._check_ranks()
             self._deliver(ended)
             if plan is not None:
                 for request in plan.admit:
@@ -308,6 +313,7 @@ class Engine:
                 if reservation is not None:
                     self._scheduler.release(reservation.announced, request.rows)
                 handles.append(Handle(request.id, live.future, stream, self.cancel))
+            self._seats_told = min(self._seats_told, self._room().seats)
             self._lock.notify_all()
         return handles
 
@@ -326,18 +332,14 @@ class Engine:
         key, cost = self._family.batch_key(request), self._family.cost(request)
         entry = Entry(request, key, next(self._seq), now, cost, deadline)
         live = self._live[request.id] = Live(entry, stream, on_event)
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, entry.seq, live))
+        self._deadlines.add(entry)
         self._scheduler.add(entry)
         return live
 
     def _expire(self, now: float) -> list[Ending]:
-        ended: list[Ending] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            live = heapq.heappop(self._deadlines)[2]
-            if not live.entry.status.ended:
-                ended += self._stop(live, DeadlineExceeded(f"{live.entry.id}: its deadline passed"))
-        return ended
+        due = self._deadlines.due(now, self._live)
+        reasons = [DeadlineExceeded(f"{live.entry.id}: its deadline passed") for live in due]
+        return [end for live, reason in zip(due, reasons, strict=True) for end in self._stop(live, reason)]
 
     def _stop(self, live: Live, reason: EngineError) -> list[Ending]:
         if live.entry.status is not Status.RUNNING or self._under_way is None:
@@ -354,6 +356,7 @@ class Engine:
         self._outcomes[live.entry.status.value] += 1
         if live.sent and status is Status.ABORTED:
             self._drops.append(live.entry.id)
+            self._lock.notify_all()
         return [(live, outcome)]
 
     def _give_up(self, error: EngineError) -> None:
@@ -362,6 +365,11 @@ class Engine:
             self._over = self._over or error
             ended = [end for live in list(self._live.values()) for end in self._end(live, self._over)]
         self._deliver(ended)
+
+    def _check_ranks(self) -> None:
+        health = self._executor.health()
+        if not health.ok:
+            raise WorkerDied(health.reason)
 
     def _release(self, announced: Announced) -> None:
         with self._lock:
@@ -382,11 +390,7 @@ class Engine:
         for callback in watchers:
             callback()
 
-    def _until(self, wake_at: float | None, now: float) -> float | None:
-        """Seconds to wait: to the scheduler's time or the next deadline, None for "until something
-        arrives".
-        """
-        times = [wake_at] if wake_at is not None else []
-        if self._deadlines:
-            times.append(self._deadlines[0][0])
-        return max(0.0, min(times) - now) if times else None
+    def _until(self, wake_at: float | None, now: float) -> float:
+        """Seconds to wait: to the scheduler's time, the next deadline, or the next look at the ranks."""
+        times = [time for time in (wake_at, self._deadlines.next(), now + LIVENESS_S) if time is not None]
+        return max(0.0, min(times) - now)

@@ -4,8 +4,9 @@ only.
 
 from __future__ import annotations
 
+import heapq
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from saggar.engine.errors import EngineError, RowFailed
@@ -15,6 +16,40 @@ from saggar.engine.sched.base import Entry
 from saggar.engine.worker.plan import RowReport
 
 OnEvent = Callable[[EngineEvent], None]
+_SLACK = 64
+
+
+class Deadlines:
+    """Requests by the time at which they must have ended. Those that ended before are forgotten in bulk."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str]] = []
+
+    def add(self, entry: Entry) -> None:
+        """Watch an entry that has a deadline."""
+        if entry.deadline is not None:
+            heapq.heappush(self._heap, (entry.deadline, entry.seq, entry.id))
+
+    def next(self) -> float | None:
+        """The nearest one."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float, lives: Mapping[str, Live]) -> list[Live]:
+        """Those that have passed, each once; `lives` are the requests that have not ended."""
+        if len(self._heap) > 2 * len(lives) + _SLACK:
+            self._heap = [item for item in self._heap if _is_live(item, lives)]
+            heapq.heapify(self._heap)
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            item = heapq.heappop(self._heap)
+            if _is_live(item, lives):
+                found.append(lives[item[2]])
+        return found
+
+
+def _is_live(item: tuple[float, int, str], lives: Mapping[str, Live]) -> bool:
+    live = lives.get(item[2])
+    return live is not None and live.entry.seq == item[1]
 
 
 class Live:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ from saggar.engine.worker.channel import Channel, ChannelClosed
 from saggar.engine.worker.loader import load
 from saggar.engine.worker.plan import Cancel, Failed, Plan, RowReport, Start, Stepped
 from saggar.engine.worker.runner import Runner
+
+_LOOK_MS = 1000
 
 
 class Inbox:
@@ -48,11 +51,16 @@ class Inbox:
         return request_id in self._cancelled.get(plan_id, ())
 
     def _receive(self) -> None:
+        poll, parent = select.poll(), os.getppid()
+        poll.register(self._channel.fileno(), select.POLLIN)
         while True:
             try:
+                while not poll.poll(_LOOK_MS):
+                    if os.getppid() != parent:  # a fork of the parent may hold its end of the channel open
+                        raise ChannelClosed("the parent has gone")
                 message = self._channel.receive()
             except ChannelClosed:
-                os._exit(0)  # the parent has gone: nobody wants the rest, and a forward cannot be interrupted
+                os._exit(0)  # nobody wants the rest, and a forward cannot be interrupted
             if isinstance(message, Plan):
                 self._plans.put(message)
             elif isinstance(message, Cancel):
@@ -72,15 +80,19 @@ def main(fd: int) -> int:
     sys.path[:] = cast("list[str]", channel.receive())
     start = cast(Start, channel.receive())
     inbox = Inbox(channel)
+    kind: type[EngineError] = LoadError
     try:
         runner, ready = load(start.config, start.rank)
         channel.send(ready)
+        kind = WorkerDied
         _serve(runner, inbox, channel)
     except ChannelClosed:
         return 0
     except BaseException as error:  # noqa: BLE001  (the parent is told, and the process ends)
         traceback.print_exc()
-        channel.send(Failed(_as_engine_error(error)))
+        channel.send(
+            Failed(error if isinstance(error, EngineError) else kind(f"{type(error).__name__}: {error}"))
+        )
         return 1
     return 0
 
@@ -91,13 +103,6 @@ def _serve(runner: Runner, inbox: Inbox, channel: Channel) -> None:
 
     while (plan := inbox.next_plan()) is not None:
         channel.send(runner.execute(plan, partial(inbox.cancelled, plan.id), on_step))
-
-
-def _as_engine_error(error: BaseException) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    kind = WorkerDied if isinstance(error, SystemExit | KeyboardInterrupt) else LoadError
-    return kind(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

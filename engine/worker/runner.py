@@ -110,7 +110,11 @@ class _Turn:
     def denoise(self) -> None:
         """Steps until the plan's number, or until a row finishes, fails or is cancelled."""
         done = 0
-        while self._plan.steps is None or done < self._plan.steps:
+        late = any(state.finished for state in self._states if self._alive(state) and state.steps)
+        limit = (
+            1 if late else self._plan.steps
+        )  # what still waits to be decoded does not wait for a whole plan
+        while limit is None or done < limit:
             if done:
                 self._on_step([self._line(state) for state in self._states if self._alive(state)])
             ended = self._drop_cancelled()

@@ -26,11 +26,12 @@ from saggar.engine import (
 )
 from saggar.engine.config import WarmUp
 from saggar.engine.handle import STREAM_EVENTS, Stream
+from saggar.engine.live import Deadlines, Live
 from saggar.engine.models import registry
 from saggar.engine.models.noop import Noop, colour
 from saggar.engine.models.registry import serves
 from saggar.engine.request import BULK, INTERACTIVE, NORMAL, Request
-from saggar.engine.sched.base import Decision
+from saggar.engine.sched.base import Decision, Entry
 from saggar.engine.sched.policy import KeyedScheduler, Rules
 
 from tests.engine.conftest import MakeEngine
@@ -583,6 +584,76 @@ def test_an_early_release_lets_the_batch_go_at_once(make_engine: MakeEngine) -> 
     handle = engine.submit(noop("a"), reservation=reservation)
     reservation.release()
     assert handle.result(10).batch_size == 1
+
+
+def test_whoever_fetches_is_told_when_a_batch_begins_and_room_grows(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_batch=2)
+    told: list[int] = []
+    at_work, go_on = threading.Event(), threading.Event()
+    first = at_step("r0", 1, lambda: (at_work.set(), go_on.wait(10)))
+    engine.pause()
+    handles = [engine.submit(noop(f"r{i}"), on_event=first) for i in range(2)]
+    assert engine.room().seats == 0
+    engine.on_room(lambda: told.append(engine.room().seats))
+    engine.resume()
+    assert at_work.wait(10)
+    assert told == [2]
+    later = engine.submit(noop("r2"))
+    assert engine.room().seats == 1
+    go_on.set()
+    for handle in [*handles, later]:
+        handle.result(10)
+    eventually(lambda: told[-1] == 2)
+
+
+def test_what_is_finished_does_not_wait_for_the_others_to_be_decoded(
+    make_engine: MakeEngine, mode: str
+) -> None:
+    engine = make_engine(mode=mode, decode_rows=1)
+    recorder = Recorder()
+    engine.pause()
+    handles = [engine.submit(noop(f"r{i}", steps=1 if i else 30), on_event=recorder) for i in range(4)]
+    engine.resume()
+    for handle in handles:
+        handle.result(10)
+    ends = {
+        event.request_id: [other.step for other in recorder.events[:index] if other.request_id == "r0"][-1]
+        for index, event in enumerate(recorder.events)
+        if event.kind == "output"
+    }
+    assert ends == {"r1": 1, "r2": 2, "r3": 3, "r0": 30}
+
+
+def test_a_parked_request_that_is_cancelled_frees_its_latents_at_once(make_engine: MakeEngine) -> None:
+    engine = make_engine(mode="step_batch", max_batch=1)
+    parked = threading.Event()
+
+    def watch(event: EngineEvent) -> None:
+        if event.request_id == "bulk" and event.step == 2:
+            engine.submit(noop("urgent", steps=10_000, sleep_s=0.001, priority=INTERACTIVE), on_event=watch)
+        elif event.request_id == "urgent" and event.step == 2:
+            parked.set()
+
+    bulk = engine.submit(noop("bulk", steps=10), on_event=watch)
+    assert parked.wait(10)
+    assert bulk.cancel()
+    assert isinstance(bulk.wait(), Cancelled)
+    eventually(lambda: len(engine._executor._runner) == 1)  # type: ignore[attr-defined]
+    assert engine.cancel("urgent")
+    settled(engine)
+
+
+def test_deadlines_of_what_has_ended_are_forgotten() -> None:
+    deadlines = Deadlines()
+    entries = [Entry(Request(f"r{i}", ""), "k", i, 0.0, deadline=100.0 - i / 1000) for i in range(1000)]
+    for entry in entries:
+        deadlines.add(entry)
+    lives = {entry.id: Live(entry, Stream(), None) for entry in entries[:3]}
+    assert deadlines.due(50.0, lives) == []
+    assert len(deadlines._heap) == 3
+    lives["r1"] = Live(Entry(Request("r1", ""), "k", 2000, 0.0), Stream(), None)
+    assert [live.entry.id for live in deadlines.due(100.0, lives)] == ["r2", "r0"]
+    assert deadlines.next() is None
 
 
 def test_pause_takes_no_step_and_offers_no_seat(make_engine: MakeEngine, mode: str) -> None:

@@ -102,12 +102,13 @@ def test_a_ranks_death_ends_its_requests_and_those_that_wait(engine: Engine, how
         engine.submit(noop("c"))
 
 
-def test_a_death_between_requests_is_seen_in_health_and_by_the_next_request(engine: Engine) -> None:
+def test_a_death_between_requests_is_seen_without_a_request(engine: Engine) -> None:
     engine.generate([noop("a")])
     os.kill(engine.health().pids[0], signal.SIGKILL)
     eventually(lambda: not engine.health().ok)
+    eventually(lambda: engine.room().seats == 0, timeout=5)
     with pytest.raises(WorkerDied, match="SIGKILL"):
-        engine.submit(noop("b")).result(20)
+        engine.submit(noop("b"))
 
 
 def test_a_death_while_loading_fails_the_start(models: Callable[[str], Path]) -> None:
