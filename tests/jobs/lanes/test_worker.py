@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import redis
 from saggar.jobs.lanes import LaneSettings, LaneStore, celery_message
+
+from tests.jobs.lanes.invariants import snapshot
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[3]
@@ -22,7 +26,7 @@ class Farm:
     """Workers of one test, and the lane they share."""
 
     def __init__(self, url, folder):
-        self.env = os.environ | {"TEST_REDIS_URL": url, "PYTHONPATH": str(ROOT)}
+        self.env = os.environ | {"TEST_REDIS_URL": url, "TEST_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
         self.folder = folder
         self.client = redis.Redis.from_url(url, decode_responses=True)
         self.store = LaneStore(self.client, "p:")
@@ -50,12 +54,24 @@ class Farm:
         until(lambda: str(worker.pid) in self.client.lrange("ready", 0, -1), 60)
         return worker
 
-    def put(self, *ids, c=2, key="k"):
+    def put(self, *ids, c=2, headers=None):
         for id_ in ids:
-            self.store.put(celery_message("run", id_, LANE, priority_class=c, batch_key=key, rows=1))
+            message = celery_message(
+                "run", id_, LANE, priority_class=c, batch_key="k", rows=1, headers=headers
+            )
+            self.store.put(message)
+
+    def take(self, seconds):
+        """How long each job works, from now on."""
+        (self.folder / "seconds.new").write_text(str(seconds))
+        (self.folder / "seconds.new").rename(self.folder / "seconds")
+
+    def order(self):
+        log = self.folder / "runs"
+        return log.read_text().split() if log.exists() else []
 
     def runs(self):
-        return {name: int(count) for name, count in self.client.hgetall("runs").items()}
+        return Counter(self.order())
 
     def idle(self):
         size = self.store.size(LANE)
@@ -136,11 +152,11 @@ def test_links_of_a_minimal_message(farm, app):
 
 
 def test_a_killed_workers_jobs_run_elsewhere(farm):
-    farm.client.set("seconds", 600)
+    farm.take(600)
     victim = farm.start()
     farm.put(*(f"j{i}" for i in range(8)))
     until(lambda: len(farm.runs()) == 4)
-    farm.client.set("seconds", 0.01)
+    farm.take(0.01)
     farm.start()
     victim.kill()
     until(farm.idle)
@@ -160,7 +176,7 @@ def test_a_worker_fed_while_frozen_and_killed_loses_nothing(farm):
 
 
 def test_a_job_longer_than_its_lease_runs_once(farm):
-    farm.client.set("seconds", 5)  # lease 3, liveness 1.5
+    farm.take(5)  # lease 3, liveness 1.5
     farm.start()
     farm.start()
     farm.put("long")
@@ -171,7 +187,7 @@ def test_a_job_longer_than_its_lease_runs_once(farm):
 def test_a_restart_of_redis_ends_no_worker_and_loses_nothing(farm, redis_server):
     farm.client.config_set("appendfsync", "always")
     worker = farm.start()
-    farm.client.set("seconds", 2)
+    farm.take(2)
     farm.put(*(f"j{i}" for i in range(8)))
     until(lambda: len(farm.runs()) == 4)
     redis_server.kill()
@@ -192,7 +208,7 @@ def alive(client):
 
 def test_stopping_finishes_what_runs_and_leaves_the_rest(farm):
     """What runs is finished, the rest of the lane runs elsewhere, the worker ends well."""
-    farm.client.set("seconds", 3)
+    farm.take(3)
     first = farm.start()
     farm.put(*(f"j{i}" for i in range(10)))
     until(lambda: len(farm.runs()) == 4)
@@ -214,12 +230,39 @@ def test_a_cancel_reaches_the_worker(farm):
 
 
 def test_interactive_overtakes_the_backlog(farm):
-    farm.client.set("seconds", 0.3)
+    farm.take(0.3)
     farm.put(*(f"b{i}" for i in range(60)))
     farm.start()
     until(lambda: len(farm.runs()) >= 4)
     farm.put("me", c=0)
-    before = farm.client.llen("order")
+    before = len(farm.order())
     until(lambda: "me" in farm.runs())
-    order = farm.client.lrange("order", 0, -1)
-    assert order.index("me") <= before + 2 * 4
+    assert farm.order().index("me") <= before + 2 * 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_kills_of_workers_and_redis_lose_nothing(farm, redis_server, seed):
+    """Every job runs at least once, however often its worker or the server was killed."""
+    draw = random.Random(seed)
+    farm.client.config_set("appendfsync", "always")
+    farm.store.configure(LANE, LaneSettings(max_deliveries=100))
+    farm.take(0.1)
+    jobs = [f"j{i}" for i in range(400)]
+    farm.put(*jobs, headers={"ignore_result": True})
+    living = [farm.start() for _ in range(2)]
+    for _ in range(10):
+        time.sleep(draw.uniform(0.2, 1.0))  # the moment of the crash is the experiment
+        if draw.random() < 0.25:
+            redis_server.kill()
+            redis_server.start()
+            until(lambda: alive(farm.client))
+            farm.client.config_set("appendfsync", "always")
+        else:
+            victim = living.pop(draw.randrange(2))
+            victim.kill()
+            living.append(farm.start())
+    until(farm.idle, 120)
+    assert farm.runs().keys() == set(jobs)
+    snapshot(farm.store, LANE)
