@@ -5,6 +5,7 @@ Values of strings are never repeated: a prompt put into the wrong field must not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 NAME_SHOWN = 64  # characters of a caller's name (a parameter, a model) repeated in a message
+
+_PLAIN = re.compile(rf"[\w.\[\]-]{{1,{NAME_SHOWN}}}", re.ASCII)
 
 _TYPES = {
     "string": "a string",
@@ -85,7 +88,7 @@ def one_line(error: ValidationError, fields: Mapping[str, Iterable[str]], root: 
     if detail["type"] == "extra_forbidden":
         parent = field_path(p for p in loc[:-1] if isinstance(p, str)) if len(loc) > 1 else ""
         name = str(loc[-1])
-        return unknown_name(path if len(name) <= NAME_SHOWN else shown(name), name, fields.get(parent, ()))
+        return unknown_name(path if _PLAIN.fullmatch(path) else shown(name), name, fields.get(parent, ()))
     message, allowed = _sentence(detail)
     return InvalidJob(path, message, allowed)
 

@@ -29,6 +29,8 @@ def job_message(
     groups and chords of Celery need; `eta_us` overrides the job's own not_before."""
     more: dict[str, dict[str, Json]] = json.loads(extras) if extras else {}
     headers = dict(more.get("headers", {}))
+    if not extras:  # the ledger stores Celery's result itself; links and chords need Celery to do so too
+        headers["ignore_result"] = True
     if put > 1:
         headers[PUT_HEADER] = put
     return celery_message(

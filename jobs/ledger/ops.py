@@ -103,15 +103,18 @@ class Ops:
         stored = result.model_dump_json(exclude_none=True)
         data: Data = {"outputs": len(result.outputs), "batch_id": result.batch_id}
         data |= {"batch_size": result.batch_size, "manifest": result.manifest}
-        pair, celery = ("result", stored), ("SUCCESS", stored)
-        return self._finish(job_id, attempt, "succeeded", stored=pair, celery=celery, data=data)
+        # Celery's copy is shorter: the record and the manifest have the rest, and Redis's memory is dear.
+        outputs = {"__all__": {"sha256", "bytes"}}
+        short = result.model_dump_json(exclude_none=True, exclude={"timings": True, "outputs": outputs})
+        celery = ("SUCCESS", short)
+        return self._finish(job_id, attempt, "succeeded", result=stored, celery=celery, data=data)
 
     def fail(self, job_id: str, attempt: int | None, error: JobError, dead: bool) -> Op[parse.Ending]:
         raised = {"exc_type": "JobFailed", "exc_message": [f"{error.kind}: {error.message}"]}
         celery = ("FAILURE", compact({**raised, "exc_module": "saggar.jobs.errors"}))
         data: Data = {"kind": error.kind, "message": error.message}
-        pair = ("error", error.model_dump_json())
-        return self._finish(job_id, attempt, "failed", stored=pair, celery=celery, data=data, dead=dead)
+        stored = error.model_dump_json()
+        return self._finish(job_id, attempt, "failed", error=stored, celery=celery, data=data, dead=dead)
 
     def stopped(self, job_id: str, attempt: int, state: Literal["cancelled", "expired"]) -> Op[parse.Ending]:
         return self._finish(job_id, attempt, state, celery=("REVOKED", ""), data={})
@@ -161,14 +164,15 @@ class Ops:
         attempt: int | None,
         state: State,
         *,
-        stored: tuple[str, str] = ("", ""),
+        result: str = "",
+        error: str = "",
         celery: tuple[str, str],
         data: Data,
         dead: bool = False,
     ) -> Op[parse.Ending]:
-        """`stored`: field and value of the record; `celery`: status and result."""
+        """`result` and `error` for the record, JSON; `celery`: status and result of its own."""
         more = compact({name: item for name, item in data.items() if item is not None}) if data else ""
-        args: list[Argument] = [job_id, "" if attempt is None else attempt, state, *stored, *celery]
+        args: list[Argument] = [job_id, "" if attempt is None else attempt, state, result, error, *celery]
         return Op("finish", [*args, more, int(dead)], parse.ending)
 
 

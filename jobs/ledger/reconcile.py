@@ -1,7 +1,8 @@
 """The reconciler: every open job has a message, or gets one.
 
 Ledger and message are written in one script, so a message is missing only after the broker's keys were
-flushed or a message became a dead letter. One leader at a time; any process may try.
+flushed or a message became a dead letter. One leader at a time; any process may try. A job that runs while its
+message is lost gets one too, and may be computed twice: its worker may be gone, and the ledger cannot know.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ def params(**values: object) -> dict[str, object]:
 CASES: list[tuple[dict[str, object], str, str]] = [
     # fields and types
     ({"sed": 1}, "sed", "did you mean 'seed'"),
+    ({"a\x1b[2J\n": 1}, "'a\\x1b[2J\\n'", "allow_unserved"),
     ({"version": 2}, "version", "1"),
     ({"version": "1"}, "version", "1"),
     ({"prompt": None}, "prompt", "a string"),

@@ -202,8 +202,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert set(self.fake.zrange("saggar:tag:t", 0, -1)) == set(self.state)
         assert set(self.fake.zrange("saggar:run:r", 0, -1)) == set(self.state) & {"a"}
         for job_id, state in self.state.items():
-            kept_for = self.fake.ttl(f"saggar:job:{job_id}")
-            assert (kept_for == -1) == (state in OPEN)
+            for part in ("job", "spec"):
+                assert (self.fake.ttl(f"saggar:{part}:{job_id}") == -1) == (state in OPEN)
 
     @invariant()
     def every_open_job_has_a_message(self) -> None:

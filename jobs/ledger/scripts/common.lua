@@ -2,7 +2,8 @@
 -- `emit` and `finish`. Runs after the lane library and after the settings baked in by script.py:
 -- P (key prefix), META (prefix of Celery's results), *_TTL (milliseconds), JOB_EVENTS and RUN_EVENTS.
 --
---   P job:ID        hash   one job (fields below)
+--   P job:ID        hash   one job (fields below). Its values are short, so that Redis keeps it packed:
+--   P spec:ID, P result:ID   str    what is long, as JSON
 --   P state:S       zset   ids by state; open ones by time of submit, ended ones by time of end
 --   P run:R tag:T tenant:N   zset  ids by time of submit
 --   P idem:N:K      str    idempotency key of tenant N -> id
@@ -12,9 +13,9 @@
 --   P events:job:ID, events:run:R   stream;  events:run:R:n  how many events the run had
 --   P cancel               pub/sub channel: ids of running jobs that shall stop
 --
--- Fields: state, spec, digest, lane, at (time of submit); and where they apply attempt, put (which message is
+-- Fields: state, digest, lane, at (time of submit); and where they apply attempt, put (which message is
 -- the valid one, absent: 1), token and owner (of the running attempt), started, ended, step and steps, stop
--- (cancel or deadline), suspicions, dead, result, error, deadline, run, quiet (a bulk job of a run), idem,
+-- (cancel or deadline), suspicions, dead, error, deadline, run, quiet (a bulk job of a run), idem,
 -- extras (what its message carries beside the id), seq (of its last event).
 -- Times are microseconds of this server's clock.
 
@@ -23,6 +24,8 @@ local ALWAYS_SEEN = {submitted = true, succeeded = true, failed = true, cancelle
 local SLACK = 86400000 -- a record outlives its time by a day at most when nothing prunes
 
 local function job_key(id) return P .. 'job:' .. id end
+local function spec_key(id) return P .. 'spec:' .. id end
+local function result_key(id) return P .. 'result:' .. id end
 local function index(state) return P .. 'state:' .. state end
 
 local FIELDS = {'state', 'attempt', 'put', 'token', 'stop', 'deadline', 'run', 'quiet', 'idem', 'lane', 'at', 'step'}
@@ -36,6 +39,21 @@ local function read(id)
   job.attempt = tonumber(job.attempt or 0)
   job.put = tonumber(job.put or 1)
   return job
+end
+
+-- All that is known of a job, as field, value, ...; empty when it is unknown.
+local function whole(id)
+  local record = call('HGETALL', job_key(id))
+  local spec = #record > 0 and call('GET', spec_key(id))
+  if not spec then return {} end
+  record[#record + 1] = 'spec'
+  record[#record + 1] = spec
+  local result = call('GET', result_key(id))
+  if result then
+    record[#record + 1] = 'result'
+    record[#record + 1] = result
+  end
+  return record
 end
 
 -- A stream's first block takes 4 KB whatever is in it; a copy takes what it needs.
@@ -95,7 +113,7 @@ end
 -- Everything that is kept of an ended job.
 local function forget(id)
   local key = job_key(id)
-  local spec, idem = unpack(call('HMGET', key, 'spec', 'idem'))
+  local spec, idem = call('GET', spec_key(id)), call('HGET', key, 'idem')
   if spec then
     local job = cjson.decode(spec)
     if job.run then call('ZREM', P .. 'run:' .. job.run, id) end
@@ -104,7 +122,7 @@ local function forget(id)
   end
   if idem and call('GET', P .. 'idem:' .. idem) == id then call('DEL', P .. 'idem:' .. idem) end
   call('ZREM', P .. 'dead', id)
-  call('DEL', key, P .. 'events:job:' .. id)
+  call('DEL', key, spec_key(id), result_key(id), P .. 'events:job:' .. id)
 end
 
 -- Forgets at most `most` of the jobs that ended in this state longer ago than records are kept.
@@ -117,26 +135,28 @@ local function prune(state, now, most)
   return #old
 end
 
--- The end of a job. `how`: field and value to store (optional), status and result for Celery, data of the event.
+-- The end of a job. `how`: result or error to store, status and result for Celery (`celery`), data of the event.
 local function finish(id, job, state, how)
   local key, now = job_key(id), lane.now()
   call('HSET', key, 'state', state, 'ended', lane.num(now))
-  if how.field then call('HSET', key, how.field, how.value) end
+  if how.error then call('HSET', key, 'error', how.error) end
+  if how.result then call('SET', result_key(id), how.result, 'PX', RECORD_TTL + SLACK) end
   call('HDEL', key, 'token', 'stop')
   call('ZREM', index(job.state), id)
   call('ZADD', index(state), lane.num(now), id)
   if job.deadline then call('ZREM', P .. 'deadlines', id) end
   if job.idem then call('PEXPIRE', P .. 'idem:' .. job.idem, RECORD_TTL + SLACK) end
   call('PEXPIRE', key, RECORD_TTL + SLACK)
+  call('PEXPIRE', spec_key(id), RECORD_TTL + SLACK)
   emit(id, job, state, how.data or '')
-  celery_result(id, how.status, how.result, now)
+  celery_result(id, how.status, how.celery, now)
   prune(state, now, 2) -- each end makes room: no sweep is needed to stay bounded
 end
 
 -- Ends a job that shall stop: by its deadline, or because somebody cancelled it.
 local function stop(id, job)
   local state = job.stop == 'deadline' and 'expired' or 'cancelled'
-  finish(id, job, state, {status = 'REVOKED', result = revoked(state)})
+  finish(id, job, state, {status = 'REVOKED', celery = revoked(state)})
   return state
 end
 

@@ -8,7 +8,7 @@ for _, id in ipairs(over) do
     stop(id, job)
     lane_expedite(P .. job.lane, id)
   elseif job and job.state == 'running' then
-    call('HSET', job_key(id), 'stop', 'deadline')
+    call('HSETNX', job_key(id), 'stop', 'deadline') -- a cancel before it stays one
     call('PUBLISH', P .. 'cancel', id)
   end
 end

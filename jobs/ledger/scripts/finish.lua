@@ -1,6 +1,6 @@
 -- The end of the running attempt; with `attempt` '' the end of whatever is open (a dead letter).
 -- -> {1, state}, also when sent twice | {0, state or ''}: fenced, somebody else's end stands
-local id, attempt, state, field, value, status, result, data, dead = unpack(ARGV)
+local id, attempt, state, result, error_, status, celery, data, dead = unpack(ARGV)
 local job = read(id)
 if not job then return {0, ''} end
 local mine = attempt == '' or job.attempt == tonumber(attempt)
@@ -12,7 +12,7 @@ if dead == '1' then
   call('ZADD', P .. 'dead', lane.num(lane.now()), id)
 end
 finish(id, job, state, {
-  field = field ~= '' and field or nil, value = value, status = status,
-  result = result ~= '' and result or revoked(state), data = data,
+  result = result ~= '' and result, error = error_ ~= '' and error_, data = data,
+  status = status, celery = celery ~= '' and celery or revoked(state),
 })
 return {1, state}

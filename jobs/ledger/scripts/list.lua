@@ -22,7 +22,7 @@ while not ended and looked < most and #out - 2 < limit do
     local id = part[i]
     looked, out[1], out[2] = looked + 1, lane.num(tonumber(part[i + 1])), id
     if wanted(id) then
-      local record = call('HGETALL', job_key(id))
+      local record = whole(id)
       if #record > 0 then
         out[#out + 1] = {id, record}
       else

@@ -13,8 +13,8 @@ for i = 1, #page, 2 do
   local tag = lane.find(base, id)
   local what = not tag and 'lost' or (call('ZSCORE', base .. ':x', tag) and 'dead')
   if what then
-    local v = call('HMGET', job_key(id), 'put', 'spec', 'extras')
-    out[#out + 1] = {id, what, tonumber(v[1] or 1), v[2], v[3] or ''}
+    local v = call('HMGET', job_key(id), 'put', 'extras')
+    out[#out + 1] = {id, what, tonumber(v[1] or 1), call('GET', spec_key(id)), v[2] or ''}
   end
 end
 return out

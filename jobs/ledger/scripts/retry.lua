@@ -18,6 +18,7 @@ if job.put + 1 ~= put then return 'changed' end
 if attempt == '' then
   call('HDEL', key, 'ended', 'error', 'suspicions', 'dead')
   call('PERSIST', key)
+  call('PERSIST', spec_key(id))
   if not job.run then call('PERSIST', stream_of(id, job)) end
   if job.idem then call('SET', P .. 'idem:' .. job.idem, id) end
   if job.deadline then call('ZADD', P .. 'deadlines', job.deadline, id) end

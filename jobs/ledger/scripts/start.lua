@@ -21,5 +21,5 @@ if not again then
   end
   emit(id, job, 'started', '{"owner":' .. cjson.encode(owner) .. '}')
 end
-local v = call('HMGET', key, 'spec', 'suspicions', 'digest')
-return {'started', job.attempt, v[1], tonumber(v[2] or 0), v[3]}
+local v = call('HMGET', key, 'suspicions', 'digest')
+return {'started', job.attempt, call('GET', spec_key(id)), tonumber(v[1] or 0), v[2]}

@@ -32,7 +32,7 @@ end
 
 local at = lane.num(now)
 local job = {state = 'queued', attempt = 0, at = at}
-local fields = {'state', 'queued', 'spec', spec, 'digest', digest, 'lane', lane_name, 'at', at}
+local fields = {'state', 'queued', 'digest', digest, 'lane', lane_name, 'at', at}
 local function keep(name, value)
   if value == '' then return end
   job[name] = value
@@ -44,6 +44,7 @@ keep('quiet', quiet)
 keep('deadline', deadline)
 keep('idem', idem)
 keep('extras', extras)
+call('SET', spec_key(id), spec)
 call('HSET', job_at, unpack(fields))
 call('ZADD', index('queued'), at, id)
 if run ~= '' then call('ZADD', P .. 'run:' .. run, at, id) end
