@@ -41,6 +41,7 @@ class EngineConfig:
     warmup: run one step and decode of each before serving; a failure is a failure to start. When the limit is
     passed the rest is left out.
     threads: CPU threads of each rank, None for the library's choice.
+    worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     """
 
     model: str
@@ -61,6 +62,7 @@ class EngineConfig:
     warmup_limit_s: float = 600.0
     pixels: Pixels = "uint8"
     threads: int | None = None
+    worker_extension: str | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()

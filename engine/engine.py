@@ -6,37 +6,28 @@ It knows no model and no device; with the `multiproc` executor its process never
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeAlias
 
+from saggar.engine.book import Book, Ending
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    EngineClosed,
-    EngineError,
-    InvalidRequest,
-    RowFailed,
-    WorkerDied,
-)
+from saggar.engine.errors import EngineClosed, EngineError, WorkerDied
 from saggar.engine.executor import make_executor
 from saggar.engine.executor.base import Executor, Health
 from saggar.engine.handle import Handle, Reservation, Stream
-from saggar.engine.live import Deadlines, Live, OnEvent
+from saggar.engine.live import OnEvent
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.progress import Bar
-from saggar.engine.request import ModelInfo, Output, Request, Room
-from saggar.engine.sched.base import Announced, Decision, Entry, Scheduler, Status
+from saggar.engine.request import EngineEvent, ModelInfo, Output, Request, Room
+from saggar.engine.sched.base import Announced, Decision, Scheduler
 from saggar.engine.sched.policy import KeyedScheduler, Rules
-from saggar.engine.worker.plan import Plan, Report, RowReport
+from saggar.engine.worker.plan import Call, Plan, RowReport
 
-Ending: TypeAlias = tuple[Live, Output | EngineError]
 _JOIN_S = 10.0
 LIVENESS_S = 1.0
 """How often an idle engine looks whether its ranks live."""
@@ -55,16 +46,10 @@ class Engine:
         ready = executor.start()
         self.info: ModelInfo = family.info(config.model, config.max_batch, ready.numerics)
         self._lock = threading.Condition()
-        self._live: dict[str, Live] = {}
-        self._deadlines = Deadlines()
-        self._drops: list[str] = []
+        self._book = Book(scheduler, executor.cancel, ready.numerics, config.decode_rows)
+        self._calls: deque[tuple[Call, Future[list[object]]]] = deque()
         self._paused = False
         self._over: EngineError | None = None
-        self._seq = itertools.count()
-        self._plans = itertools.count(1)
-        self._under_way: Plan | None = None
-        self._outcomes: Counter[str] = Counter()
-        self._rank_counters: dict[str, int] = {}
         self._watchers: list[Callable[[], None]] = []
         self._seats_told = 0
         self._thread = threading.Thread(target=self._loop, name="saggar-engine", daemon=True)
@@ -117,13 +102,17 @@ class Engine:
                 raise error
         return [handle.result() for handle in handles]
 
+    def stream(self, request: Request) -> AsyncIterator[EngineEvent]:
+        """Submit and read the events in a coroutine; the last one is `output` or `error`. As `submit`."""
+        return self.submit(request).aevents()
+
     def cancel(self, request_id: str) -> bool:
         """End a request: at once if it waits, before its next step if it runs. False: unknown or ended."""
         with self._lock:
-            live = self._live.get(request_id)
-            ended = self._stop(live, Cancelled(f"{request_id} was cancelled")) if live else []
+            known, ended = self._book.cancel(request_id)
+            self._lock.notify_all()
         self._deliver(ended)
-        return live is not None
+        return known
 
     # -- seats, for whoever fetches work
 
@@ -164,8 +153,7 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counts: the scheduler's, `ended.<state>`, and the ranks' forwards and rows by branch."""
         with self._lock:
-            ended = {f"ended.{state}": count for state, count in self._outcomes.items()}
-            return {**self._scheduler.counts(), **ended, **self._rank_counters}
+            return {**self._scheduler.counts(), **self._book.counts()}
 
     def health(self) -> Health:
         """Whether it serves; says why not."""
@@ -173,12 +161,29 @@ class Engine:
         health = self._executor.health()
         return health if over is None or not health.ok else Health(False, health.pids, str(over))
 
+    def call(self, method: str, *args: object, timeout_s: float | None = None) -> list[object]:
+        """Call a method of the ranks' extension between two plans; one result a rank. TimeoutError."""
+        answer: Future[list[object]] = Future()
+        with self._lock:
+            if self._over is not None:
+                raise self._over
+            self._calls.append((Call(method, args), answer))
+            self._lock.notify_all()
+        return answer.result(timeout_s)
+
+    def start_profile(self) -> None:
+        """Record what the ranks do from the next plan on."""
+        self.call("start_profile")
+
+    def stop_profile(self, folder: str) -> list[str]:
+        """End the recording; a Chrome trace for each rank is written to the folder, their paths returned."""
+        return [str(path) for path in self.call("stop_profile", folder)]
+
     def close(self) -> None:
         """End everything: what has not ended gets EngineClosed at the next border. Again: nothing happens."""
         with self._lock:
             self._over = self._over or EngineClosed("the engine was closed")
-            if self._under_way is not None:
-                self._executor.cancel(self._under_way.id, self._under_way.run)
+            self._book.interrupt()
             self._lock.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
@@ -199,7 +204,10 @@ class Engine:
         try:
             while (plan := self._schedule()) is not None:
                 report = self._executor.execute(plan, self._on_step)
-                self._deliver(self._update(plan, report))
+                self._book.advance(report.rows)
+                with self._lock:
+                    ended = self._book.update(plan, report)
+                self._deliver(ended)
         except WorkerDied as error:
             self._give_up(error)
         except BaseException as error:
@@ -211,81 +219,43 @@ class Engine:
     def _schedule(self) -> Plan | None:
         """Wait for something to do and return it as a plan; None once the engine is over."""
         while True:
+            self._answer_calls()
             with self._lock:
                 if self._over is not None:
                     return None
                 now = time.monotonic()
-                ended = self._expire(now)
+                ended = self._book.expire(now)
                 decision = Decision() if self._paused else self._scheduler.schedule(now)
-                plan = self._plan(decision)
-                if plan is None and not ended:
+                plan = self._book.plan(decision)
+                if plan is None and not ended and not self._calls:
                     self._lock.wait(self._until(decision.wake_at, now))
                     self._check_ranks()
             self._deliver(ended)
             if plan is not None:
-                for request in plan.admit:
-                    self._live[request.id].started()
+                self._book.begin(plan)
                 self._tell_room()
                 return plan
 
-    def _plan(self, decision: Decision) -> Plan | None:
-        if not decision.run and not self._drops:
-            return None
-        lives = [self._live[entry.id] for entry in decision.run]
-        fresh = [live for live in lives if not live.sent]
-        for live in fresh:
-            live.sent = True
-        drops, self._drops = tuple(self._drops), []
-        run = tuple(live.entry.id for live in lives)
-        admit = tuple(live.entry.request for live in fresh)
-        self._under_way = Plan(next(self._plans), run, admit, drops, decision.steps, self.config.decode_rows)
-        return self._under_way
-
     def _on_step(self, rows: Sequence[RowReport]) -> None:
         """Called by the executor between the steps of a plan."""
-        self._advance(rows)
+        self._book.advance(rows)
         with self._lock:
-            ended = self._expire(time.monotonic())
+            ended = self._book.expire(time.monotonic())
         self._deliver(ended)
 
-    def _advance(self, rows: Sequence[RowReport]) -> None:
-        for row in rows:
-            live = self._live.get(row.id)
-            if live is not None:
-                live.advance(row)
-                if live.stopping is not None and self._under_way is not None:
-                    self._executor.cancel(self._under_way.id, [row.id])
-
-    def _update(self, plan: Plan, report: Report) -> list[Ending]:
-        """Take over what the ranks report; returns the requests that have ended."""
-        self._advance(report.rows)
-        lines = {row.id: row for row in report.rows}
-        with self._lock:
-            self._rank_counters = report.counters
-            endings = self._expire(time.monotonic())
-            self._under_way = None
-            for request_id in plan.run:
-                live = self._live[request_id]
-                outcome = self._outcome(live, lines.get(request_id))
-                if outcome is not None:
-                    endings += self._end(live, outcome)
-            return endings
-
-    def _outcome(self, live: Live, row: RowReport | None) -> Output | EngineError | None:
-        """How the request has ended, None if it has not."""
-        if row is None:
-            return RowFailed("the ranks reported nothing of this request")
-        if row.error is not None or live.stopping is not None:
-            return row.error or live.stopping
-        if row.status == "dropped":
-            return self._over or Cancelled(f"{row.id} was cancelled")
-        if row.status != "done":
-            return None
-        if len(row.arrays) != live.entry.request.num_outputs:
-            return RowFailed(
-                f"{live.entry.request.num_outputs} outputs were asked for and {len(row.arrays)} came"
-            )
-        return live.output(row, self.info.numerics)
+    def _answer_calls(self) -> None:
+        while self._calls:
+            call, answer = self._calls.popleft()
+            try:
+                replies = self._executor.call(call)
+            except WorkerDied as error:
+                answer.set_exception(error)
+                raise
+            failure = next((reply.error for reply in replies if reply.error is not None), None)
+            if failure is not None:
+                answer.set_exception(failure)
+            else:
+                answer.set_result([reply.value for reply in replies])
 
     def _deliver(self, endings: Iterable[Ending]) -> None:
         """Tell whoever waits; never under the lock, since callbacks may call the engine."""
@@ -306,10 +276,10 @@ class Engine:
         with self._lock:
             if self._over is not None:
                 raise self._over
-            self._check_new(checked)
+            self._book.check_new(checked)
             for request in checked:
-                stream = Stream()
-                live = self._admit(request, stream, on_event)
+                key, cost, stream = self._family.batch_key(request), self._family.cost(request), Stream()
+                live = self._book.open(request, key, cost, stream, on_event)
                 if reservation is not None:
                     self._scheduler.release(reservation.announced, request.rows)
                 handles.append(Handle(request.id, live.future, stream, self.cancel))
@@ -317,54 +287,15 @@ class Engine:
             self._lock.notify_all()
         return handles
 
-    def _check_new(self, requests: Sequence[Request]) -> None:
-        seen: set[str] = set()
-        for request in requests:
-            if request.id in self._live or request.id in seen:
-                raise InvalidRequest(
-                    "id", f"{request.id!r} is already in the engine", "an id that is not in use"
-                )
-            seen.add(request.id)
-
-    def _admit(self, request: Request, stream: Stream, on_event: OnEvent | None) -> Live:
-        now = time.monotonic()
-        deadline = None if request.deadline_s is None else now + request.deadline_s
-        key, cost = self._family.batch_key(request), self._family.cost(request)
-        entry = Entry(request, key, next(self._seq), now, cost, deadline)
-        live = self._live[request.id] = Live(entry, stream, on_event)
-        self._deadlines.add(entry)
-        self._scheduler.add(entry)
-        return live
-
-    def _expire(self, now: float) -> list[Ending]:
-        due = self._deadlines.due(now, self._live)
-        reasons = [DeadlineExceeded(f"{live.entry.id}: its deadline passed") for live in due]
-        return [end for live, reason in zip(due, reasons, strict=True) for end in self._stop(live, reason)]
-
-    def _stop(self, live: Live, reason: EngineError) -> list[Ending]:
-        if live.entry.status is not Status.RUNNING or self._under_way is None:
-            return self._end(live, reason)
-        live.stopping = live.stopping or reason
-        self._executor.cancel(self._under_way.id, [live.entry.id])
-        return []
-
-    def _end(self, live: Live, outcome: Output | EngineError) -> list[Ending]:
-        aborted = isinstance(outcome, Cancelled | DeadlineExceeded | EngineClosed)
-        status = Status.ABORTED if aborted else Status.ERROR
-        self._scheduler.leave(live.entry, Status.COMPLETED if isinstance(outcome, Output) else status)
-        del self._live[live.entry.id]
-        self._outcomes[live.entry.status.value] += 1
-        if live.sent and status is Status.ABORTED:
-            self._drops.append(live.entry.id)
-            self._lock.notify_all()
-        return [(live, outcome)]
-
     def _give_up(self, error: EngineError) -> None:
         """Everything that has not ended ends with this error, and nothing more is taken."""
         with self._lock:
             self._over = self._over or error
-            ended = [end for live in list(self._live.values()) for end in self._end(live, self._over)]
+            ended = self._book.end_all(self._over)
+            calls, self._calls = self._calls, deque()
         self._deliver(ended)
+        for _, answer in calls:
+            answer.set_exception(self._over)
 
     def _check_ranks(self) -> None:
         health = self._executor.health()
@@ -392,5 +323,5 @@ class Engine:
 
     def _until(self, wake_at: float | None, now: float) -> float:
         """Seconds to wait: to the scheduler's time, the next deadline, or the next look at the ranks."""
-        times = [time for time in (wake_at, self._deadlines.next(), now + LIVENESS_S) if time is not None]
+        times = [time for time in (wake_at, self._book.next_deadline(), now + LIVENESS_S) if time is not None]
         return max(0.0, min(times) - now)

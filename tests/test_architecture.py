@@ -45,7 +45,7 @@ FLOORS = [
     {"models"},
     {"worker"},
     {"executor"},
-    {"handle", "live", "progress", "engine", ""},
+    {"handle", "live", "book", "progress", "engine", ""},
 ]
 
 

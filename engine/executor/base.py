@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from saggar.engine.worker.plan import Plan, Ready, Report
+from saggar.engine.worker.plan import Call, Plan, Ready, Reply, Report
 from saggar.engine.worker.runner import OnStep
 
 
@@ -36,6 +36,9 @@ class Executor(Protocol):
 
     def cancel(self, plan_id: int, request_ids: Iterable[str]) -> None:
         """End these requests of a plan before their next step; nothing happens if the plan is over."""
+
+    def call(self, call: Call) -> list[Reply]:
+        """Call a method of every rank's extension, between two plans; a reply a rank. WorkerDied."""
 
     def health(self) -> Health:
         """Alive or not, without waiting for a forward."""

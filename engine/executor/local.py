@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from saggar.engine.config import EngineConfig
 from saggar.engine.executor.base import Health
 from saggar.engine.worker.loader import load
-from saggar.engine.worker.plan import Plan, Ready, Report
+from saggar.engine.worker.plan import Call, Plan, Ready, Reply, Report
 from saggar.engine.worker.runner import OnStep, Runner
 
 
@@ -37,6 +37,11 @@ class LocalExecutor:
     def cancel(self, plan_id: int, request_ids: Iterable[str]) -> None:
         """Remembered until the plan asks."""
         self._cancelled.update((plan_id, request_id) for request_id in request_ids)
+
+    def call(self, call: Call) -> list[Reply]:
+        """Call it here."""
+        assert self._runner is not None, "start first"
+        return [self._runner.call(call)]
 
     def health(self) -> Health:
         """As alive as this process."""

@@ -19,7 +19,18 @@ from saggar.engine.config import EngineConfig
 from saggar.engine.errors import WorkerDied
 from saggar.engine.executor.base import Health
 from saggar.engine.worker.channel import Channel, ChannelClosed
-from saggar.engine.worker.plan import Cancel, Failed, Plan, Ready, Report, Shutdown, Start, Stepped
+from saggar.engine.worker.plan import (
+    Call,
+    Cancel,
+    Failed,
+    Plan,
+    Ready,
+    Reply,
+    Report,
+    Shutdown,
+    Start,
+    Stepped,
+)
 from saggar.engine.worker.runner import OnStep
 
 _TICK_S = 0.25
@@ -57,6 +68,15 @@ class MultiprocExecutor:
         if ids and self._rank is not None and self._rank.exit_text() is None:
             with contextlib.suppress(WorkerDied):  # `execute` finds the same and tells every request
                 self._rank.send(Cancel(plan_id, ids))
+
+    def call(self, call: Call) -> list[Reply]:
+        """One message each way."""
+        rank = self._started()
+        rank.send(call)
+        message = rank.receive(lambda: None)
+        if isinstance(message, Reply):
+            return [message]
+        raise _unexpected(message)
 
     def health(self) -> Health:
         """Whether the rank's process lives."""

@@ -8,6 +8,7 @@ import time
 from saggar.engine.config import EngineConfig
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.platform.base import Placement
+from saggar.engine.worker.extension import Extension, make_extension
 from saggar.engine.worker.plan import Ready
 from saggar.engine.worker.runner import Runner
 
@@ -17,7 +18,9 @@ def load(config: EngineConfig, rank: int = 0) -> tuple[Runner, Ready]:
     warm-up raises.
     """
     family = open_family(config.model)
-    runner, numerics = _with_torch(config, family, rank) if family.uses_torch else _plain(config, family)
+    extension = make_extension(config.worker_extension, family, rank)
+    make = _with_torch if family.uses_torch else _plain
+    runner, numerics = make(config, family, extension)
     end = time.monotonic() + config.warmup_limit_s
     for kind in config.warmup:
         if time.monotonic() < end:
@@ -25,17 +28,18 @@ def load(config: EngineConfig, rank: int = 0) -> tuple[Runner, Ready]:
     return runner, Ready(rank, os.getpid(), numerics, family.checkpoint.revision)
 
 
-def _plain(config: EngineConfig, family: AnyFamily) -> tuple[Runner, str]:
+def _plain(config: EngineConfig, family: AnyFamily, extension: Extension) -> tuple[Runner, str]:
     placement = Placement(config.pixels, numerics="exact")
     family.load(placement)
-    return Runner(family, config.max_batch), placement.numerics
+    return Runner(family, config.max_batch, extension=extension), placement.numerics
 
 
-def _with_torch(config: EngineConfig, family: AnyFamily, rank: int) -> tuple[Runner, str]:
+def _with_torch(config: EngineConfig, family: AnyFamily, extension: Extension) -> tuple[Runner, str]:
     import torch
     from saggar.engine.platform.select import place
 
-    placement, platform = place(config, rank)
+    placement, platform = place(config, extension.rank)
     family.load(placement)
-    runner = Runner(family, config.max_batch, platform.out_of_memory(), torch.inference_mode)
+    memory_errors = platform.out_of_memory()
+    runner = Runner(family, config.max_batch, memory_errors, torch.inference_mode, extension)
     return runner, placement.numerics

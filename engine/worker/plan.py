@@ -99,6 +99,22 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Call a method of the rank's extension between two plans."""
+
+    method: str
+    args: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call returned, or what it raised."""
+
+    value: object = None
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """Finish the turn and end the process."""
 

@@ -23,7 +23,7 @@ from typing import cast
 from saggar.engine.errors import EngineError, LoadError, WorkerDied
 from saggar.engine.worker.channel import Channel, ChannelClosed
 from saggar.engine.worker.loader import load
-from saggar.engine.worker.plan import Cancel, Failed, Plan, RowReport, Start, Stepped
+from saggar.engine.worker.plan import Call, Cancel, Failed, Plan, RowReport, Start, Stepped
 from saggar.engine.worker.runner import Runner
 
 _LOOK_MS = 1000
@@ -34,17 +34,18 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Plan | Call | None] = queue.SimpleQueue()
         self._cancelled: dict[int, set[str]] = {}
         threading.Thread(target=self._receive, name="saggar-inbox", daemon=True).start()
 
-    def next_plan(self) -> Plan | None:
-        """Wait for a plan; None: shut down. Forgets the cancels of earlier plans."""
-        plan = self._plans.get()
-        for plan_id in list(self._cancelled):
-            if plan is not None and plan_id < plan.id:
-                del self._cancelled[plan_id]
-        return plan
+    def next(self) -> Plan | Call | None:
+        """Wait for work; None: shut down. A plan forgets the cancels of earlier ones."""
+        work = self._work.get()
+        if isinstance(work, Plan):
+            for plan_id in list(self._cancelled):
+                if plan_id < work.id:
+                    del self._cancelled[plan_id]
+        return work
 
     def cancelled(self, plan_id: int, request_id: str) -> bool:
         """Whether a cancel has come for this request of this plan."""
@@ -61,12 +62,12 @@ class Inbox:
                 message = self._channel.receive()
             except ChannelClosed:
                 os._exit(0)  # nobody wants the rest, and a forward cannot be interrupted
-            if isinstance(message, Plan):
-                self._plans.put(message)
+            if isinstance(message, Plan | Call):
+                self._work.put(message)
             elif isinstance(message, Cancel):
                 self._cancelled.setdefault(message.plan_id, set()).update(message.request_ids)
             else:
-                self._plans.put(None)
+                self._work.put(None)
                 return
 
 
@@ -101,8 +102,11 @@ def _serve(runner: Runner, inbox: Inbox, channel: Channel) -> None:
     def on_step(rows: Sequence[RowReport]) -> None:
         channel.send(Stepped(tuple(rows)))
 
-    while (plan := inbox.next_plan()) is not None:
-        channel.send(runner.execute(plan, partial(inbox.cancelled, plan.id), on_step))
+    while (work := inbox.next()) is not None:
+        if isinstance(work, Plan):
+            channel.send(runner.execute(work, partial(inbox.cancelled, work.id), on_step))
+        else:
+            channel.send(runner.call(work))
 
 
 if __name__ == "__main__":

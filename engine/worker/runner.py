@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from saggar.engine.config import WarmUp
-from saggar.engine.errors import EngineError, LoadError, OutOfMemory, RowFailed
+from saggar.engine.errors import EngineError, LoadError, OutOfMemory, RowFailed, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.state import RequestState
-from saggar.engine.worker.plan import Plan, Report, RowReport, RowStatus
+from saggar.engine.worker.extension import Extension
+from saggar.engine.worker.plan import Call, Plan, Reply, Report, RowReport, RowStatus
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,12 +39,14 @@ class Runner:
         max_rows: int,
         memory_errors: tuple[type[BaseException], ...] = (MemoryError,),
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        extension: Extension | None = None,
     ) -> None:
         self.family = family
         self.max_rows = max_rows
         self._memory_errors = memory_errors
         self._context = context
         self.states: dict[str, State] = {}
+        self.extension = extension or Extension(family, 0)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -58,6 +61,16 @@ class Runner:
             turn.denoise()
             turn.decode()
             return turn.report()
+
+    def call(self, call: Call) -> Reply:
+        """A method of the extension; whatever it raises is the reply."""
+        method = None if call.method.startswith("_") else getattr(self.extension, call.method, None)
+        if not callable(method):
+            return Reply(error=Unsupported(f"the ranks have no method {call.method!r}"))
+        try:
+            return Reply(method(*call.args))
+        except Exception as error:  # noqa: BLE001  (it is the caller's answer)
+            return Reply(error=self.failure(error))
 
     def warm_up(self, kind: WarmUp) -> None:
         """One step and decode of a request of that kind. LoadError: it fails."""

@@ -48,6 +48,12 @@ def make_engine(models: Callable[[str], Path]) -> Iterator[MakeEngine]:
         engine.close()
 
 
+@pytest.fixture(params=["local", pytest.param("multiproc", marks=pytest.mark.procs)])
+def executor(request: pytest.FixtureRequest) -> str:
+    """Both executors."""
+    return str(request.param)
+
+
 @pytest.fixture(params=["request_batch", "step_batch"])
 def mode(request: pytest.FixtureRequest) -> str:
     """Both modes of the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from saggar.engine import Engine, EngineEvent, Output, Request
 from saggar.engine.models.noop import colour
+from saggar.engine.worker.extension import Extension
 
 
 def noop(name: str, **fields: Any) -> Request:
@@ -73,6 +75,18 @@ def at_step(request_id: str, step: int, action: Callable[[], object]) -> Callabl
 def floats(output: Output) -> np.ndarray:
     """Pictures [outputs, H, W, 3] as floats."""
     return np.stack(output.arrays).astype(np.float64)
+
+
+class Echo(Extension):
+    """An extension for tests."""
+
+    def twice(self, value: int) -> int:
+        """2 × value."""
+        return 2 * value
+
+    def die(self) -> None:
+        """Ends the rank's process."""
+        os._exit(3)
 
 
 def settled(engine: Engine) -> dict[str, int]:

@@ -76,7 +76,7 @@ def test_a_view_does_not_ship_its_base(pair: Pair) -> None:
     base = np.zeros((64, 1024, 1024), np.uint8)
     got = exchange(pair, base[3])
     assert isinstance(got, np.ndarray)
-    mapped = got.base
+    mapped: object = got.base
     assert isinstance(mapped, bytearray)
     assert len(mapped) == 1024 * 1024
 

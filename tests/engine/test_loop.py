@@ -590,7 +590,12 @@ def test_whoever_fetches_is_told_when_a_batch_begins_and_room_grows(make_engine:
     engine = make_engine(max_batch=2)
     told: list[int] = []
     at_work, go_on = threading.Event(), threading.Event()
-    first = at_step("r0", 1, lambda: (at_work.set(), go_on.wait(10)))
+
+    def stay() -> None:
+        at_work.set()
+        go_on.wait(10)
+
+    first = at_step("r0", 1, stay)
     engine.pause()
     handles = [engine.submit(noop(f"r{i}"), on_event=first) for i in range(2)]
     assert engine.room().seats == 0
