@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from saggar.engine.handle import Reservation
@@ -25,8 +25,10 @@ class EngineAppetite:
     Every fetched message holds a reservation until its task hands it to the engine (`take`) or the message goes.
     """
 
-    def __init__(self, engine: Seats, max_batch: int) -> None:
+    def __init__(self, engine: Seats, max_batch: int, has_room: Callable[[], bool] = lambda: True) -> None:
+        """`has_room` says whether finished outputs can be put somewhere; nothing is fetched while they cannot."""
         self._engine = engine
+        self._has_room = has_room
         self._max_batch = max_batch
         self._reserved: dict[str, Reservation] = {}
         self._urgent: set[str] = set()
@@ -38,7 +40,7 @@ class EngineAppetite:
         self._open = False
 
     def want(self, lane: str, free: int) -> Want:
-        if not self._open:
+        if not self._open or not self._has_room():
             return Want(rows=0)
         urgent = self._urgent_left()
         room = self._engine.room()

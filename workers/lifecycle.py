@@ -26,7 +26,7 @@ from saggar.jobs.lanes import Lanes, LaneSettings, LateAppetite, lane_name, lane
 from saggar.jobs.ledger import Ledger, cancel_channel
 from saggar.jobs.record import JobError
 from saggar.jobs.settings import connect
-from saggar.storage.base import Storage, open_storage
+from saggar.storage.base import Storage, StorageSettings, open_storage
 from saggar.storage.errors import StorageConfigError, StorageRefused
 from saggar.storage.spool import Spool
 from saggar.workers.app import make_app
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CARD_REFRESH_S = 60.0
-SPOOL_LIMIT_BYTES = 16 << 30
 ENGINE_LOST = 3
 _AFTER_GRACE_S = 2.0
 
@@ -72,7 +71,7 @@ class ModelWorker:
         settings = self._settings
         client = connect(settings.jobs)
         stack.callback(client.close)
-        storage = open_storage(settings.store)
+        storage = _open_store(settings)
         stack.callback(storage.close)
         storage.probe()
         engine = stack.enter_context(Engine.make(_engine_config(settings)))
@@ -85,13 +84,13 @@ class ModelWorker:
         lanes = lanes_of(app)
         lane = lane_name(card.model)
         lanes.store.configure(lane, _lane_settings(settings))
-        appetite = EngineAppetite(engine, settings.max_batch)
         ledger = Ledger(client, settings.jobs)
         attempts = Attempts(ledger)
         stack.callback(attempts.close)
         publisher = Publisher(
             storage, _spool(settings, storage, stack), Origin(card.model, card.revision, versions())
         )
+        appetite = EngineAppetite(engine, settings.max_batch, publisher.has_room)
         service = Service(ledger, attempts, engine, publisher, card, settings.owner, self._on_engine_lost)
         register_generate(app, service, appetite, lanes)
         register_revoke(ledger)
@@ -191,11 +190,22 @@ def _lane_settings(settings: WorkerSettings) -> LaneSettings:
     )
 
 
+def _open_store(settings: WorkerSettings) -> Storage:
+    """With a connection for each job in hand."""
+    ours = StorageSettings.from_env()
+    most = max(ours.max_connections, settings.in_hand)
+    return open_storage(settings.store, ours.model_copy(update={"max_connections": most}))
+
+
 def _spool(settings: WorkerSettings, storage: Storage, stack: ExitStack) -> Spool | None:
     if storage.url.startswith("file:"):
         return None
-    spool = Spool.claim(Path(settings.spool), SPOOL_LIMIT_BYTES)
+    spool = Spool.claim(Path(settings.spool), settings.spool_limit_bytes)
     stack.callback(spool.close)
+    for entry in (
+        spool.entries()
+    ):  # of a worker that died: its jobs' messages are due again, and with them new attempts
+        spool.remove(entry)
     return spool
 
 

@@ -18,7 +18,7 @@ from saggar.jobs.record import JobResult, OutputRef
 from saggar.jobs.schema import Job
 from saggar.storage import keys
 from saggar.storage.base import Storage
-from saggar.storage.errors import Conflict
+from saggar.storage.errors import Conflict, SpoolFull, StorageUnavailable
 from saggar.storage.results import (
     ManifestFile,
     ManifestOutput,
@@ -33,6 +33,8 @@ from saggar.storage.upload import upload_entry
 from saggar.workers.encode import encode_image, image_format, sidecar, sidecar_bytes
 
 _JSON = "application/json"
+_ROOM_KEPT = 0.05  # of the spool, for what the engine still has in hand when it is told to pause
+_LOOK_S = 1.0
 Wanted = Callable[[], bool]
 """Whether this attempt's result is still wanted: its lease is ours and nobody cancelled it."""
 
@@ -87,9 +89,13 @@ class Publisher:
             for item in items:
                 self.storage.put(item.key, item.data, content_type=item.content_type)
             return Upload(manifest, key, None)
-        entry = self._spool.write(job.id, attempt, items, note=manifest.model_dump_json())
+        entry = self._write(self._spool, job.id, attempt, items, wanted)
         upload_entry(self.storage, entry, keep_going=wanted)
         return Upload(manifest, key, entry)
+
+    def has_room(self) -> bool:
+        """Whether outputs can be taken: False pauses the engine, since a store that is away has filled the spool."""
+        return self._spool is None or self._spool.room() > self._spool.limit_bytes * _ROOM_KEPT
 
     def commit(self, upload: Upload) -> JobResult:
         """Writes the manifest, or accepts the one that another attempt wrote first; what stands is the result."""
@@ -134,6 +140,17 @@ class Publisher:
             batch_size=manifest.batch_size or 1,
             timings=manifest.timings,
         )
+
+    @staticmethod
+    def _write(spool: Spool, job_id: str, attempt: int, items: list[SpoolItem], wanted: Wanted) -> SpoolEntry:
+        """Into the spool, once it has room. Raises StorageUnavailable when nobody wants it any more."""
+        while True:
+            try:
+                return spool.write(job_id, attempt, items)
+            except SpoolFull as full:
+                while not spool.wait_for_room(full.needed, _LOOK_S):
+                    if not wanted():
+                        raise StorageUnavailable(f"{job_id}: the spool stayed full") from full
 
     def _encode(
         self, job: Job, attempt: int, output: Output

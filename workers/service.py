@@ -17,7 +17,7 @@ from saggar.engine import errors as engine_errors
 from saggar.engine.handle import Handle, Reservation
 from saggar.engine.live import OnEvent
 from saggar.engine.request import Output, Request
-from saggar.jobs.cards import ModelCard, check_job
+from saggar.jobs.cards import ModelCard, batch_key, check_job
 from saggar.jobs.errors import InvalidJob, JobFailed
 from saggar.jobs.ledger import Ledger, NotStarted
 from saggar.jobs.record import JobError, JobResult
@@ -79,9 +79,15 @@ class Service:
         self._stop = threading.Event()
 
     def run(
-        self, job_id: str, token: str, put: int | None = None, reservation: Reservation | None = None
+        self,
+        job_id: str,
+        token: str,
+        put: int | None = None,
+        key: str | None = None,
+        reservation: Reservation | None = None,
     ) -> JobResult:
-        """Does one delivered job. `token` names the delivery, `put` the message it came with.
+        """Does one delivered job. `token` names the delivery, `put` and `key` the message it came with and the batch
+        key under which it waited.
 
         Raises JobFailed (its record says so), Dropped or GivenBack.
         """
@@ -91,7 +97,8 @@ class Service:
         attempt = Attempt(job_id, started.attempt, token)
         self._attempts.add(attempt)
         try:
-            return self._attempt(started.job, attempt, reservation)
+            checked = self._checked(started.job, attempt, key)
+            return self._attempt(checked, attempt, reservation)
         except Failed as failure:
             error = failure.error
             self._insist(lambda: self._ledger.fail(job_id, attempt.number, error), attempt)
@@ -114,14 +121,26 @@ class Service:
                 raise JobFailed(f"{record.error.kind}: {record.error.message}")
         raise Dropped(f"{job_id}: {answer.state or answer.reason}")
 
-    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> JobResult:
+    def _checked(self, job: Job, attempt: Attempt, key: str | None) -> Job:
+        """The job against this model's card: one that was queued before there was a card is checked here, and goes back
+        to wait among those it can run with."""
         try:
             checked = check_job(job, self._card)
-            if attempt.number > 1 and (found := self._publisher.find(checked)):
+        except InvalidJob as error:
+            raise Failed("invalid", str(error)) from error
+        if key is not None and key != batch_key(checked, self._card):
+            why = JobError(kind="unserved", message="waits under its batch key now that its model has a card")
+            self._insist(lambda: self._ledger.retry(job.id, attempt.number, why, self._card), attempt)
+            raise Dropped(f"{job.id}: has another message now")
+        return checked
+
+    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> JobResult:
+        try:
+            if attempt.number > 1 and (found := self._publisher.find(job)):
                 return self._commit(attempt, found)
-            output = self._generate(checked, attempt, reservation)
-            return self._publish(checked, attempt, output)
-        except (InvalidJob, engine_errors.InvalidRequest, InvalidKey) as error:
+            output = self._generate(job, attempt, reservation)
+            return self._publish(job, attempt, output)
+        except (engine_errors.InvalidRequest, InvalidKey) as error:
             raise Failed("invalid", str(error)) from error
         except (StorageRefused, Conflict) as error:
             raise Failed("storage", str(error)) from error

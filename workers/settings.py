@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "SAGGAR_MAX_BATCH": "max_batch",
     "SAGGAR_CONCURRENCY": "concurrency",
     "SAGGAR_SPOOL": "spool",
+    "SAGGAR_SPOOL_LIMIT_BYTES": "spool_limit_bytes",
     "SAGGAR_LEASE_S": "lease_s",
     "SAGGAR_AGE_BOUND_S": "age_bound_s",
     "SAGGAR_GRACE_S": "grace_s",
@@ -52,6 +53,9 @@ class WorkerSettings(BaseModel):
         None, ge=1, le=1024, description="jobs in hand; default: 8 batches, at least 64"
     )
     spool: Path = Field(Path("saggar-data/spool"), description="where outputs are made durable before upload")
+    spool_limit_bytes: int = Field(
+        16 << 30, ge=1 << 20, description="most bytes in the spool; full, it pauses the engine"
+    )
     lease_s: float = Field(60.0, gt=0, description="how long a job may be held without a sign of life")
     age_bound_s: float = Field(60.0, gt=0, description="a key older than this begins the next batch")
     grace_s: float = Field(30.0, ge=0, description="time for the running batch to finish after SIGTERM")

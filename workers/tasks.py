@@ -10,6 +10,7 @@ import redis
 from celery.exceptions import Ignore, Reject
 from saggar.jobs.errors import JobFailed
 from saggar.jobs.lanes import Lanes
+from saggar.jobs.lanes.message import KEY_HEADER
 from saggar.jobs.ledger import PUT_HEADER, TASK, Ledger
 from saggar.workers.appetite import EngineAppetite
 from saggar.workers.service import Dropped, GivenBack, Service
@@ -37,8 +38,8 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
         try:
             if not lanes.started(tag):
                 raise Ignore(f"{job_id} was given back before it started")
-            put = getattr(task.request, PUT_HEADER, None)
-            return service.run(job_id, tag, put, reservation).model_dump(mode="json", exclude_none=True)
+            put, key = (getattr(task.request, name, None) for name in (PUT_HEADER, KEY_HEADER))
+            return service.run(job_id, tag, put, key, reservation).model_dump(mode="json", exclude_none=True)
         except Dropped as dropped:
             raise Ignore(str(dropped)) from dropped
         except GivenBack as back:
