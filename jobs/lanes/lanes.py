@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from saggar.jobs.lanes.appetite import Appetite, PrefetchAppetite
+from saggar.jobs.lanes.appetite import Appetite, PrefetchAppetite, Want
 from saggar.jobs.lanes.message import LaneMessage, Tag
 from saggar.jobs.lanes.store import Batch, LaneStore, Outcome
 
@@ -86,21 +86,7 @@ class Lanes:
             return None
         free = prefetch - self.in_hand() if prefetch else 1 << 16
         spared = self.urgent_seats if prefetch > 2 * self.urgent_seats else 0
-        want = self.appetite.want(lane, max(free, 0))
-        if max(want.rows, want.room) > 0 and free > spared:
-            batch = self.store.fetch(
-                lane,
-                self.owner,
-                rows=want.rows,
-                seats=free - spared,
-                open_key=want.open_key,
-                room=want.room,
-            )
-        elif free > 0 and max(want.rows, want.urgent) > 0:
-            rows = max(want.rows, want.urgent)
-            batch = self.store.fetch(lane, self.owner, rows=rows, seats=free, lowest_class=0)
-        else:
-            return None
+        batch = self._fetch(lane, self.appetite.want(lane, max(free, 0)), free, free - spared)
         if batch:
             tags = [str(delivery.tag) for delivery in batch.deliveries]
             self._hold(tags)
@@ -222,6 +208,18 @@ class Lanes:
             waker()
 
     # --- inside
+
+    def _fetch(self, lane: str, want: Want, free: int, common: int) -> Batch | None:
+        """`free` seats for interactive messages, `common` of them for any."""
+        batch, begin = None, want.rows > 0 and common > 0
+        if begin or (want.room > 0 and common > 0):
+            batch = self.store.fetch(
+                lane, self.owner, rows=want.rows, seats=common, open_key=want.open_key, room=want.room
+            )
+        urgent = max(want.rows, want.urgent)
+        if batch is None and not begin and free > 0 and urgent > 0:
+            batch = self.store.fetch(lane, self.owner, rows=urgent, seats=free, lowest_class=0)
+        return batch
 
     def _drained_meanwhile(self) -> bool:
         """Draining began while a fetch was under way: what it brought goes back too."""

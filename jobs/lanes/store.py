@@ -152,14 +152,16 @@ class LaneStore:
         lowest_class: int = ANY_CLASS,
         token: str | None = None,
     ) -> Batch | None:
-        """Leases to `owner` up to `seats` messages of one batch key: at most `rows` rows, but one message.
+        """Leases to `owner` up to `seats` messages of one batch key; the first one however many rows it has.
 
-        Into the open group (`open_key` with `room` > 0) if it has messages in the highest class present;
-        else a new batch of at most `max_batch` rows begins. No key starves: once a message has waited
-        `age_bound_s`, each batch that begins takes a message older than it, or it; so with no higher class
-        waiting it starts at most as many batches later as older messages were waiting then, plus the one
-        that was open. `lowest_class`: classes with a higher number are left alone. `token`: repeat a fetch
-        under the same one.
+        Into the open group (`open_key` with `room` > 0) if it has messages in the highest class present, at
+        most `room` rows; else a new batch begins, of at most `rows` and `max_batch` rows (none if `rows` is 0).
+
+        No key starves: once a message has waited `age_bound_s`, each batch that begins takes a message older than
+        it, or it; so with no higher class waiting it starts at most as many batches later as older messages were
+        waiting then, plus the one that was open.
+
+        `lowest_class`: classes with a higher number are left alone. `token`: repeat a fetch under the same one.
         """
         reply = self._run(
             "fetch",

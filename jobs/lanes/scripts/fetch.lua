@@ -9,6 +9,8 @@ local who, token, open, room = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local wanted, seats, lowest = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local now = lane.now()
 
+-- The key, and how many rows of it. Sharing between the tenants or runs of a class would have its place here,
+-- among the keys that are neither open nor overdue.
 local function pick(C)
   if open ~= '' and call('ZSCORE', B .. ':k:' .. C, open) then return open, room end
   local rows = math.min(wanted, lane.setting(B, 'max_batch'))

@@ -85,6 +85,14 @@ def test_the_open_group_comes_first_up_to_its_room(store):
     assert (batch.key, batch.rows) == ("b", 2)
 
 
+def test_the_open_group_alone_when_no_batch_is_to_begin(store):
+    put(store, "a", "a")
+    put(store, "b", "b")
+    assert store.fetch(LANE, "w", rows=0, seats=64, open_key="nobody", room=3) is None
+    batch = store.fetch(LANE, "w", rows=0, seats=64, open_key="b", room=3)
+    assert (batch.key, batch.rows) == ("b", 1)
+
+
 def test_a_new_batch_takes_the_overdue_then_the_full_then_the_oldest(store):
     put(store, "a0", "a")
     for i in range(8):

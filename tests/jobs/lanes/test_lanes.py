@@ -117,6 +117,16 @@ def test_a_full_engine_may_still_take_urgent_rows(make):
     assert [Tag.parse(tag).id for tag in tags(lanes.take(LANE, 8))] == ["me"]
 
 
+def test_the_open_group_is_filled_without_beginning_a_batch(make):
+    lanes = make(Engine(Want(rows=0, open_key="k", room=2, urgent=1)))
+    put(lanes, "other", key="other")
+    assert lanes.take(LANE, 8) is None
+    put(lanes, *"abc")
+    put(lanes, "me", c=0, key="other")
+    taken = [[Tag.parse(tag).id for tag in tags(lanes.take(LANE, 8))] for _ in range(2)]
+    assert taken == [["me"], ["a", "b"]]
+
+
 def test_few_seats_are_not_spared(make):
     lanes = make(Engine(Want(rows=8)), urgent_seats=2)
     put(lanes, "a")

@@ -9,16 +9,18 @@ from pathlib import Path
 
 from celery import Celery, signals
 from celery.exceptions import Ignore
-from saggar.jobs.lanes import broker_url, lane_name, lanes_of, register
+from saggar.jobs.lanes import LateAppetite, PrefetchAppetite, broker_url, lane_name, lanes_of, register
 
 LANE = lane_name("m")
 URL = os.environ["TEST_REDIS_URL"]
 FOLDER = Path(os.environ.get("TEST_FOLDER", "."))
 
 register()
+appetite = LateAppetite()
 app = Celery("lanes", broker=broker_url(URL), backend=URL)
 app.conf.update(
     broker_transport_options={
+        "appetite": appetite,
         "global_keyprefix": "p:",
         "lane_heartbeat_s": 0.3,
         "socket_timeout": 2,
@@ -67,6 +69,8 @@ def gather(parts: list[str]) -> str:
 @signals.worker_ready.connect
 def ready(**_: object) -> None:
     lanes.on_cancel(lambda _lane, job_id: app.backend.client.rpush("cancelled", job_id))
+    appetite.fill(PrefetchAppetite())  # as if the engine came last
+    lanes.wake()
     app.backend.client.rpush("ready", os.getpid())
 
 
