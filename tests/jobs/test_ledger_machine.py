@@ -239,7 +239,7 @@ def run(sequences: int, steps: int) -> None:
 
 
 def test_any_order_of_calls() -> None:
-    run(sequences=60, steps=30)
+    run(sequences=40, steps=25)
 
 
 @pytest.mark.soak
