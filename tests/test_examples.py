@@ -1,0 +1,99 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from saggar.jobs import AsyncJobClient, JobClient
+
+from examples import web_backend
+from tests.support.cluster import WorkerProcess, noop_model
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def _worker(redis_url: str, tmp_path: Path):
+    model, log = noop_model(tmp_path / "noop"), tmp_path / "log"
+    flags = ("--executor", "local", "--spool", str(tmp_path / "spool"))
+    with WorkerProcess(redis_url, str(tmp_path / "store"), str(model), log, flags).start() as worker:
+        yield worker.ready("noop")
+
+
+@pytest.mark.usefixtures("_worker")
+def test_submit_follows_a_job_to_its_pictures(redis_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/submit.py"), "a cat", "noop"],
+        env=os.environ | {"SAGGAR_REDIS_URL": redis_url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "submitted" in done.stdout
+    assert "succeeded" in done.stdout
+    assert "file://" in done.stdout
+
+
+async def ask(app: web_backend.Backend, method: str, path: str, content: object = None, **headers: str):
+    """One request; its status and whole body."""
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": json.dumps(content).encode()}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await app({"type": "http", "method": method, "path": path, "headers": pairs}, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode()
+
+
+@pytest.mark.usefixtures("_worker")
+def test_the_web_backend_sells_a_picture(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_backend, "MODEL", "noop")
+
+    async def customer() -> None:
+        app = web_backend.Backend(AsyncJobClient(redis_url))
+        status, text = await ask(app, "POST", "/jobs", {"prompt": "a cat"}, idempotency_key="order-1")
+        assert status == 202
+        job_id = json.loads(text)["id"]
+        assert (
+            json.loads((await ask(app, "POST", "/jobs", {"prompt": "a cat"}, idempotency_key="order-1"))[1])[
+                "id"
+            ]
+            == job_id
+        )
+        status, stream = await ask(app, "GET", f"/jobs/{job_id}/events")
+        assert status == 200
+        assert stream.startswith("id: ")
+        assert "event: succeeded" in stream
+        status, text = await ask(app, "GET", f"/jobs/{job_id}")
+        assert json.loads(text)["state"] == "succeeded"
+        assert len(json.loads(text)["pictures"]) == 1
+        assert (await ask(app, "POST", "/jobs", {"prompt": "a dog"}, idempotency_key="order-1"))[0] == 409
+        assert (await ask(app, "POST", "/jobs", {"prompt": 5}))[0] == 422
+        assert (await ask(app, "GET", "/jobs/nobody"))[0] == 404
+
+    asyncio.run(customer())
+
+
+def test_the_prompts_of_the_demo_are_jobs() -> None:
+    rows = [json.loads(line) for line in (ROOT / "examples/prompts.jsonl").read_text().splitlines()]
+    assert rows
+    assert all(row["prompt"] for row in rows)
+
+
+def test_the_packages_main_names_import_without_heavy_libraries() -> None:
+    code = "import sys, saggar.jobs; print([m for m in ('torch', 'diffusers', 'boto3', 'celery') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert JobClient.__name__ == "JobClient"
