@@ -13,20 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from pydantic import ValidationError
 from saggar.engine.batch_key import canonical_key
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.params import Narrowing, check_params, schema_of
-from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, Request
+from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, ParamValue, Request
 
 if TYPE_CHECKING:
     import numpy as np
     from saggar.engine.platform.base import Placement
 
-MAX_PROMPT_CHARS = 20_000
-MAX_OUTPUTS = 64
+LIMITS = {"max_prompt_chars": 20_000, "max_outputs": 64}
+"""What holds for every model whose saggar.json says nothing else."""
 _A = TypeVar("_A")
 
 
@@ -44,6 +45,7 @@ class Family(ABC, Generic[T, P, S]):
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.schema: JsonSchema = schema_of(self.Params, self.narrowing(), checkpoint.narrowing)
+        self.limits: dict[str, int] = {**LIMITS, **checkpoint.limits}
         self.counters: dict[str, int] = {}
 
     # -- pure: needs no weights
@@ -58,8 +60,9 @@ class Family(ABC, Generic[T, P, S]):
             raise InvalidRequest(
                 "task", f"{request.task!r} is not a task of this model", ", ".join(self.tasks)
             )
-        check_common(request)
+        check_common(request, self.limits)
         params = check_params(request.params, self.schema)
+        self._build_params(params)
         negative = (
             self.checkpoint.negative_prompt if request.negative_prompt is None else request.negative_prompt
         )
@@ -79,7 +82,6 @@ class Family(ABC, Generic[T, P, S]):
 
     def info(self, model: str, max_batch: int, numerics: str = "auto") -> ModelInfo:
         """What this checkpoint serves."""
-        limits = {"max_prompt_chars": MAX_PROMPT_CHARS, "max_outputs": MAX_OUTPUTS, **self.checkpoint.limits}
         return ModelInfo(
             model=model,
             family=self.name,
@@ -88,14 +90,22 @@ class Family(ABC, Generic[T, P, S]):
             params_schema=self.schema,
             batch_fields=self.batch_fields,
             max_batch=max_batch,
-            limits=limits,
+            limits=self.limits,
             revision=self.checkpoint.revision,
             numerics=numerics,
         )
 
+    def _build_params(self, params: Mapping[str, ParamValue]) -> P:
+        try:
+            built: P = self.Params(**params)
+        except ValidationError as error:  # the schema was narrowed to more than the data class bears
+            first = error.errors()[0]
+            raise InvalidRequest(f"params.{first['loc'][0]}", first["msg"]) from error
+        return built
+
     def new_state(self, request: Request) -> RequestState[T, P, S]:
         """The empty state of a validated request."""
-        return RequestState(request, self.Params(**request.params))
+        return RequestState(request, self._build_params(request.params))
 
     def warmup_request(self, kind: WarmUp) -> Request:
         """The request that warms this kind up. InvalidRequest: the model does not take it."""
@@ -132,6 +142,10 @@ class Family(ABC, Generic[T, P, S]):
     @abstractmethod
     def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> list[list[np.ndarray]]:
         """Finished latents to pictures: for each request one H×W×3 array an output."""
+
+    def finite(self, state: RequestState[T, P, S]) -> object:
+        """Whether the latents are finite: anything that `bool` takes, read only when the request is decoded."""
+        return True
 
     def chunk_due(self, state: RequestState[T, P, S]) -> bool:
         """Whether a piece can be decoded at this border; `post_decode` then gives the arrays of that piece."""
@@ -188,14 +202,14 @@ class Family(ABC, Generic[T, P, S]):
         self.counters[name] = self.counters.get(name, 0) + by
 
 
-def check_common(request: Request) -> None:
+def check_common(request: Request, limits: Mapping[str, int]) -> None:
     """The fields that every family shares. InvalidRequest names the first wrong one."""
     if not request.id or not isinstance(request.id, str):
         raise InvalidRequest("id", "must be a text that is not empty")
-    _check_text("prompt", request.prompt)
+    _check_text("prompt", request.prompt, limits["max_prompt_chars"])
     if request.negative_prompt is not None:
-        _check_text("negative_prompt", request.negative_prompt)
-    _check_int("num_outputs", request.num_outputs, 1, MAX_OUTPUTS)
+        _check_text("negative_prompt", request.negative_prompt, limits["max_prompt_chars"])
+    _check_int("num_outputs", request.num_outputs, 1, limits["max_outputs"])
     _check_int("seed", request.seed, 0, SEED_MAX - request.num_outputs + 1)
     _check_int("priority", request.priority, 0, 2)
     _check_int("preview_every", request.preview_every, 0, 1_000_000)
@@ -208,13 +222,11 @@ def check_common(request: Request) -> None:
             raise InvalidRequest(f"inputs.{kind}", "this model takes none", "no inputs")
 
 
-def _check_text(field: str, value: object) -> None:
+def _check_text(field: str, value: object, longest: int) -> None:
     if not isinstance(value, str):
         raise InvalidRequest(field, f"{type(value).__name__} is not a text", "text")
-    if len(value) > MAX_PROMPT_CHARS:
-        raise InvalidRequest(
-            field, f"{len(value)} characters are too many", f"at most {MAX_PROMPT_CHARS} characters"
-        )
+    if len(value) > longest:
+        raise InvalidRequest(field, f"{len(value)} characters are too many", f"at most {longest} characters")
 
 
 def _check_int(field: str, value: object, low: int, high: int) -> None:

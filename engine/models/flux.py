@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 DEFAULT_LATENT = 128
 """The pipeline's default size in latent pixels, whatever the checkpoint."""
+LARGEST_LATENT = 512
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class FluxParams:
     together with a negative prompt costs a second forward.
     """
 
-    height: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
-    width: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
+    height: Annotated[int, Field(ge=1, le=8192)] = 1024
+    width: Annotated[int, Field(ge=1, le=8192)] = 1024
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 28
     guidance_scale: Annotated[float, Field(ge=0, le=100)] = 3.5
     true_cfg_scale: Annotated[float, Field(ge=0, le=100)] = 1.0
@@ -57,7 +58,12 @@ class Flux(TorchFamily[FluxParams]):
     def narrowing(self) -> Narrowing:
         """The grid is one patch of 2×2 latent pixels."""
         factor = vae_factor(self.checkpoint.config("vae"))
-        size = {"default": DEFAULT_LATENT * factor, "minimum": 2 * factor, "multipleOf": 2 * factor}
+        size = {
+            "default": DEFAULT_LATENT * factor,
+            "minimum": 2 * factor,
+            "maximum": LARGEST_LATENT * factor,
+            "multipleOf": 2 * factor,
+        }
         return {"height": size, "width": size}
 
     def cost(self, request: Request) -> int:

@@ -37,6 +37,10 @@ class NoopParams:
     key: Annotated[str, Field(description="any text; requests with another one never share a batch")] = ""
     fail_at: Literal["", "encode", "predict", "step", "decode"] = ""
     fail_text: str = "asked to fail"
+    memory_rows: Annotated[
+        int, Field(ge=0, description="more rows in a forward run out of memory; 0: never")
+    ] = 0
+    nan_at: Annotated[int, Field(ge=0, description="the step that makes its latents NaN; 0: none")] = 0
     chunk_every: Annotated[
         int, Field(ge=0, description="steps of one piece, for NoopStreamPipeline; 0: none")
     ] = 0
@@ -84,6 +88,9 @@ class Noop(Family[np.ndarray, NoopParams, None]):
         """Zeros [rows, 3], after the longest wait that a row asks for."""
         for row in rows:
             _fail(row.state, "predict")
+        limits = [row.state.params.memory_rows for row in rows if row.state.params.memory_rows]
+        if limits and len(rows) > min(limits):
+            raise MemoryError(f"{len(rows)} rows, and there is memory for {min(limits)}")
         wait = max(row.state.params.sleep_s for row in rows)
         if wait > 0:
             time.sleep(wait)
@@ -98,6 +105,13 @@ class Noop(Family[np.ndarray, NoopParams, None]):
         _fail(state, "step")
         assert state.latents is not None
         state.latents = state.latents + noise
+        if state.params.nan_at == state.step_index + 1:
+            state.latents = state.latents * np.nan
+
+    def finite(self, state: State) -> object:
+        """At once."""
+        assert state.latents is not None
+        return bool(np.isfinite(state.latents).all())
 
     def post_decode(self, states: Sequence[State]) -> list[list[np.ndarray]]:
         """Pictures of one colour."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class SD3Params:
     """Defaults as in StableDiffusion3Pipeline.__call__; height and width are the checkpoint's."""
 
-    height: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
-    width: Annotated[int, Field(ge=16, le=4096, multiple_of=16)] = 1024
+    height: Annotated[int, Field(ge=1, le=8192)] = 1024
+    width: Annotated[int, Field(ge=1, le=8192)] = 1024
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 28
     guidance_scale: Annotated[float, Field(ge=0, le=100)] = 7.0
     max_sequence_length: Annotated[int, Field(ge=1, le=512)] = 256

@@ -24,7 +24,8 @@ class RequestState(Generic[T, P, S]):
     """`params` is the family's data class, `sampler` this request's own; `timesteps` has one value a step.
 
     `conditioning` holds for each branch its tensors by name, of shape [1, ...]: all outputs of a request
-    share them. `generators[i]` draws the noise of output i. `extras` are tensors that all branches share.
+    share them. `generators[i]` draws the noise of output i. `finite` says
+    after each step whether the latents were. `extras` are tensors that all branches share.
     """
 
     request: Request
@@ -36,6 +37,7 @@ class RequestState(Generic[T, P, S]):
     conditioning: dict[str, Mapping[str, T]] = field(default_factory=dict)
     extras: dict[str, T] = field(default_factory=dict)
     generators: list[torch.Generator] = field(default_factory=list)
+    finite: list[object] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -42,6 +42,11 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
         return join(pieces)
 
+    def finite(self, state: RequestState[torch.Tensor, P, Any]) -> object:
+        """On the device: nothing waits for it before it is read."""
+        assert state.latents is not None
+        return state.latents.isfinite().all()
+
     def images(self, state: RequestState[torch.Tensor, P, Any]) -> torch.Tensor:
         """The latents as the VAE takes them, [outputs, channels, h, w]."""
         assert state.latents is not None

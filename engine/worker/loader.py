@@ -40,6 +40,12 @@ def _with_torch(config: EngineConfig, family: AnyFamily, extension: Extension) -
 
     placement, platform = place(config, extension.rank)
     family.load(placement)
-    memory_errors = platform.out_of_memory()
-    runner = Runner(family, config.max_batch, memory_errors, torch.inference_mode, extension)
+    runner = Runner(
+        family,
+        config.max_batch,
+        memory_errors=platform.out_of_memory(),
+        context=torch.inference_mode,
+        extension=extension,
+        free_memory=platform.free_cache,
+    )
     return runner, placement.numerics

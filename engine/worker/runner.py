@@ -17,6 +17,7 @@ from saggar.engine.errors import EngineError, LoadError, OutOfMemory, RowFailed,
 from saggar.engine.models.base import Family
 from saggar.engine.models.state import RequestState
 from saggar.engine.worker.extension import Extension
+from saggar.engine.worker.limits import RowLimits
 from saggar.engine.worker.plan import Call, Plan, Reply, Report, RowReport, RowStatus
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ OnStep: TypeAlias = Callable[[Sequence[RowReport]], None]
 class Runner:
     """Holds the states of the requests that this rank works on, by id.
 
-    `max_rows` bounds one forward; `memory_errors` are the exceptions that mean "out of memory".
+    `max_rows` bounds one forward; `memory_errors` are the exceptions that mean "out of memory", after which
+    `free_memory` is called, the forward is tried again in halves, and the smaller limit is kept for its key.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class Runner:
         memory_errors: tuple[type[BaseException], ...] = (MemoryError,),
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
         extension: Extension | None = None,
+        free_memory: Callable[[], None] = lambda: None,
     ) -> None:
         self.family = family
-        self.max_rows = max_rows
+        self.limits = RowLimits(max_rows)
+        self.free_memory = free_memory
         self._memory_errors = memory_errors
         self._context = context
         self.states: dict[str, State] = {}
@@ -78,7 +82,8 @@ class Runner:
             with self._context():
                 state = self.family.new_state(self.family.warmup_request(kind))
                 self.family.prepare_encode([state])
-                noise = self.family.denoise_step([state], self.max_rows)[state.id]
+                limit = self.limits.of(self.family.batch_key(state.request))
+                noise = self.family.denoise_step([state], limit)[state.id]
                 self.family.step_scheduler(state, noise)
                 self.family.post_decode([state])
         except Exception as error:
@@ -89,9 +94,13 @@ class Runner:
         """The engine's error for whatever a verb raised."""
         if isinstance(error, EngineError):
             return error
-        if isinstance(error, self._memory_errors) or "out of memory" in str(error).lower():
+        if self.means_memory(error):
             return OutOfMemory(str(error))
         return RowFailed(f"{type(error).__name__}: {error}")
+
+    def means_memory(self, error: Exception) -> bool:
+        """Whether a smaller forward could go through."""
+        return isinstance(error, self._memory_errors) or "out of memory" in str(error).lower()
 
 
 class _Turn:
@@ -124,9 +133,8 @@ class _Turn:
         """Steps until the plan's number, or until a row finishes, fails or is cancelled."""
         done = 0
         late = any(state.finished for state in self._states if self._alive(state) and state.steps)
-        limit = (
-            1 if late else self._plan.steps
-        )  # what still waits to be decoded does not wait for a whole plan
+        # What still waits to be decoded does not wait for a whole plan.
+        limit = 1 if late else self._plan.steps
         while limit is None or done < limit:
             if done:
                 self._on_step([self._line(state) for state in self._states if self._alive(state)])
@@ -174,12 +182,13 @@ class _Turn:
         noise: dict[str, Any] = {}
 
         def predict(some: list[State]) -> None:
-            noise.update(self._family.denoise_step(some, self._runner.max_rows))
+            noise.update(self._denoise_within_memory(some))
 
         def advance(some: list[State]) -> None:
             for state in some:
                 self._family.step_scheduler(state, noise.pop(state.id))
                 state.step_index += 1
+                state.finite.append(self._family.finite(state))
                 every = state.request.preview_every
                 if every and state.step_index % every == 0:
                     self._preview(state)
@@ -192,6 +201,20 @@ class _Turn:
             due = [state for state in self._moving() if state in states and self._family.chunk_due(state)]
             self._timed("decode_s", due, self._decode_chunk)
 
+    def _denoise_within_memory(self, states: list[State]) -> dict[str, Any]:
+        limits, key = self._runner.limits, self._family.batch_key(states[0].request)
+        limit = min(limits.of(key), sum(state.request.rows for state in states))
+        while True:
+            try:
+                return self._family.denoise_step(states, limit)
+            except Exception as error:
+                if limit == 1 or not self._runner.means_memory(error):
+                    raise
+            # Out of the handler: only now is what the failed forward held free.
+            limit = limits.halve(key, limit)
+            self._runner.free_memory()
+            self._family.count("memory.halved", 1)
+
     def _preview(self, state: State) -> None:
         picture = self._family.preview(state)
         if picture is not None:
@@ -202,6 +225,8 @@ class _Turn:
             self._chunks.setdefault(state.id, []).append((state.step_index, arrays))
 
     def _decode_list(self, states: list[State]) -> None:
+        for state in states:
+            _require_finite(state)
         pictures = self._family.post_decode(states)
         if len(pictures) != len(states):
             raise RowFailed(f"{len(states)} requests were decoded to {len(pictures)} results")
@@ -250,6 +275,13 @@ class _Turn:
             error=error,
             timings=state.timings if status == "done" else {},
         )
+
+
+def _require_finite(state: State) -> None:
+    """RowFailed names the step after which the latents held a NaN or an infinity."""
+    for index, finite in enumerate(state.finite):
+        if not bool(finite):
+            raise RowFailed(f"the latents are not finite after step {index + 1} of {state.steps}")
 
 
 def _first_rows(states: list[State], rows: int) -> list[State]:
