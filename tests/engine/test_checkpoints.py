@@ -13,6 +13,7 @@ import pytest
 from saggar.engine import (
     EngineConfig,
     EngineError,
+    InvalidRequest,
     LoadError,
     Request,
     Unsupported,
@@ -168,7 +169,7 @@ def test_what_a_model_takes_is_known_without_its_weights(models: Models, tmp_pat
     schema = plain["params_schema"]
     assert schema["additionalProperties"] is False
     assert schema["properties"]["height"] == {
-        "type": "integer", "default": 64, "minimum": 8, "maximum": 4096, "multipleOf": 8,
+        "type": "integer", "default": 64, "minimum": 8, "maximum": 2048, "multipleOf": 8,
     }  # fmt: skip
     assert schema["properties"]["true_cfg_scale"]["default"] == 1.0
     for words in schema["properties"].values():
@@ -191,13 +192,26 @@ def test_a_tiny_models_tokenizers_and_weights_are_the_same_each_time(models: Mod
     assert open_family(str(again)).checkpoint.revision == open_family(str(models("sd3"))).checkpoint.revision
 
 
-def test_a_checkpoint_may_say_what_stands_in_for_no_negative_prompt(tmp_path: Path) -> None:
+def test_what_a_checkpoints_own_settings_say(tmp_path: Path) -> None:
     make_tiny("noop", tmp_path)
     assert open_family(str(tmp_path)).validate(Request("a", "x")).negative_prompt is None
     (tmp_path / "saggar.json").write_text('{"negative_prompt": ""}')
     family = open_family(str(tmp_path))
     assert family.validate(Request("a", "x")).negative_prompt == ""
     assert family.validate(Request("a", "x", negative_prompt="bad")).negative_prompt == "bad"
+    (tmp_path / "saggar.json").write_text('{"limits": {"max_outputs": 3, "max_prompt_chars": 4}}')
+    family = open_family(str(tmp_path))
+    assert family.info("x", 1).limits == {"max_outputs": 3, "max_prompt_chars": 4}
+    for bad in (
+        Request("a", "x", num_outputs=4),
+        Request("a", "12345"),
+        Request("a", "", negative_prompt="12345"),
+    ):
+        with pytest.raises(InvalidRequest):
+            family.validate(bad)
+    (tmp_path / "saggar.json").write_text('{"params": {"height": {"maximum": 10000000}}}')
+    with pytest.raises(InvalidRequest, match=r"params\.height"):
+        open_family(str(tmp_path)).validate(Request("a", "x", params={"height": 9_000_000}))
     (tmp_path / "saggar.json").write_text('{"negative_prompt": 5}')
     with pytest.raises(LoadError, match="negative_prompt is not a text"):
         open_family(str(tmp_path)).validate(Request("a", "x"))

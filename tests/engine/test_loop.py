@@ -22,6 +22,7 @@ from saggar.engine import (
     EngineEvent,
     InvalidRequest,
     LoadError,
+    OutOfMemory,
     RowFailed,
 )
 from saggar.engine.config import WarmUp
@@ -246,6 +247,59 @@ def test_more_outputs_than_rows_run_alone_in_forwards_of_the_limit(
     assert outputs[1].batch_size == 10
     assert settled(engine)["forwards.cond"] == 4 + 2 * 3
     assert engine.stats()["cut.alone"] == 1
+
+
+def test_out_of_memory_halves_the_forward_and_is_learned(make_engine: MakeEngine, mode: str) -> None:
+    engine = make_engine(mode=mode, max_batch=8)
+    requests = [noop(f"r{i}", steps=5, memory_rows=4) for i in range(8)]
+    for request, output in zip(requests, engine.generate(requests), strict=True):
+        check_noop(request, output)
+        assert output.batch_size == 8
+    stats = engine.stats()
+    assert stats["memory.halved"] == 1
+    assert stats["forwards.cond"] == 5 * 2
+    engine.generate([noop(f"again{i}", steps=5, memory_rows=4) for i in range(8)])
+    assert engine.stats()["memory.halved"] == 1
+    engine.generate([noop(f"other{i}", steps=5, key="another shape") for i in range(8)])
+    assert engine.stats()["forwards.cond"] == 5 * 2 + 5 * 2 + 5
+
+
+def test_only_a_single_row_that_does_not_fit_ends_out_of_memory(make_engine: MakeEngine) -> None:
+    class Small(Noop):
+        def predict(self, rows: Any, branch: str) -> np.ndarray:
+            if any(row.state.request.id == "huge" for row in rows):
+                raise RuntimeError("CUDA: Out of memory, tried to allocate 3 TiB")
+            return super().predict(rows, branch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._FAMILIES, "NoopPipeline", Small)
+        engine = make_engine()
+    engine.pause()
+    handles = [engine.submit(noop(name)) for name in ("a", "huge", "b")]
+    engine.resume()
+    assert [type(handle.wait()) for handle in handles] == [type(None), OutOfMemory, type(None)]
+
+
+def test_one_poisonous_row_among_eight_leaves_seven_pictures(make_engine: MakeEngine, mode: str) -> None:
+    engine = make_engine(mode=mode)
+    requests = [noop(f"r{i}", fail_at="predict" if i == 5 else "") for i in range(8)]
+    engine.pause()
+    handles = [engine.submit(request) for request in requests]
+    engine.resume()
+    assert [handle.wait() is None for handle in handles] == [i != 5 for i in range(8)]
+    assert settled(engine)["ended.completed"] == 7
+
+
+def test_latents_that_are_not_finite_end_their_row_and_name_the_step(
+    make_engine: MakeEngine, mode: str
+) -> None:
+    engine = make_engine(mode=mode)
+    engine.pause()
+    bad, good = engine.submit(noop("bad", steps=7, nan_at=3)), engine.submit(noop("good", steps=7))
+    engine.resume()
+    with pytest.raises(RowFailed, match="the latents are not finite after step 3 of 7"):
+        bad.result(10)
+    check_noop(noop("good"), good.result(10))
 
 
 def test_a_deadline_ends_a_request_in_each_phase(make_engine: MakeEngine, mode: str) -> None:
