@@ -44,9 +44,18 @@ class Checkpoint:
             raise LoadError(f"{self.folder}/model_index.json: _class_name is missing")
         return name
 
+    @property
+    def components(self) -> dict[str, tuple[str, str] | None]:
+        """The parts that model_index.json names: component -> (library, class), None where one is left out."""
+        return {
+            name: None if value[0] is None else (str(value[0]), str(value[1]))
+            for name, value in self.index.items()
+            if isinstance(value, list) and len(value) == 2
+        }
+
     def config(self, component: str) -> dict[str, JsonValue]:
-        """The configuration of one component, from its config.json or scheduler_config.json."""
-        for name in ("config.json", "scheduler_config.json"):
+        """The configuration of one component: a model's, a scheduler's or a tokenizer's. LoadError."""
+        for name in ("config.json", "scheduler_config.json", "tokenizer_config.json"):
             if (self.folder / component / name).is_file():
                 return _read_json(self.folder / component / name)
         raise LoadError(f"{self.folder}: component {component} is missing or has no configuration")

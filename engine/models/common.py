@@ -19,6 +19,7 @@ from saggar.engine.models.state import RequestState, Row
 from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
+_LIBRARIES = ("diffusers", "transformers")
 Rows = Sequence[Row[torch.Tensor, Any, Any]]
 
 
@@ -28,30 +29,26 @@ def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement)
     Weights come from safetensors alone: a pickle could run code. LoadError: a missing or damaged
     component, wrong shapes, weights that lack names, no safetensors.
     """
-    for library in ("diffusers", "transformers"):
+    for library in _LIBRARIES:
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
-    parts = {name: _load_part(checkpoint, name, placement) for name in components(checkpoint)}
-    return getattr(importlib.import_module("diffusers"), class_name)(**parts)
-
-
-def components(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
-    """The parts that model_index.json names: component -> (library, class). Absent optional ones are left
-    out.
-    """
-    return {
-        name: (str(value[0]), str(value[1]))
-        for name, value in checkpoint.index.items()
-        if isinstance(value, list) and len(value) == 2 and value[0] is not None
-    }
+    parts = {name: _load_part(checkpoint, name, placement) for name in checkpoint.components}
+    try:
+        return getattr(importlib.import_module("diffusers"), class_name)(**parts)
+    except (TypeError, ValueError) as error:
+        raise LoadError(f"{checkpoint.folder}: its parts do not make a {class_name}: {error}") from error
 
 
 def _load_part(checkpoint: Checkpoint, name: str, placement: Placement) -> object:
-    library, class_name = components(checkpoint)[name]
+    source = checkpoint.components[name]
+    if source is None:
+        return None
+    library, class_name = source
     folder = checkpoint.folder / name
     if not folder.is_dir():
         raise LoadError(f"{checkpoint.folder}: component {name} is missing")
-    kind = getattr(importlib.import_module(library), class_name, None)
-    if library not in ("diffusers", "transformers") or kind is None:
+    # A checkpoint names classes, not modules to import at will.
+    kind = getattr(importlib.import_module(library), class_name, None) if library in _LIBRARIES else None
+    if kind is None:
         raise LoadError(f"{checkpoint.folder}: component {name}: {library} has no class {class_name}")
     try:
         if not issubclass(kind, torch.nn.Module):

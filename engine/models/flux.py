@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, vae_factor
+from saggar.engine.models.torch_family import TorchFamily, text_length, vae_factor
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -56,7 +56,7 @@ class Flux(TorchFamily[FluxParams]):
     batch_fields = ("height", "width", "max_sequence_length")
 
     def narrowing(self) -> Narrowing:
-        """The grid is one patch of 2×2 latent pixels."""
+        """The grid is one patch of 2×2 latent pixels; the text is no longer than T5's tokenizer was made for."""
         factor = vae_factor(self.checkpoint.config("vae"))
         size = {
             "default": DEFAULT_LATENT * factor,
@@ -64,7 +64,8 @@ class Flux(TorchFamily[FluxParams]):
             "maximum": LARGEST_LATENT * factor,
             "multipleOf": 2 * factor,
         }
-        return {"height": size, "width": size}
+        text = text_length(self.checkpoint, "tokenizer_2", FluxParams.max_sequence_length)
+        return {"height": size, "width": size, "max_sequence_length": text}
 
     def cost(self, request: Request) -> int:
         """Image and text tokens of each row and branch."""

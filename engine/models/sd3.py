@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, vae_factor
+from saggar.engine.models.torch_family import TorchFamily, text_length, vae_factor
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -56,7 +56,8 @@ class SD3(TorchFamily[SD3Params]):
             "maximum": int(str(transformer["pos_embed_max_size"])) * cell,
             "multipleOf": cell,
         }
-        return {"height": size, "width": size}
+        text = text_length(self.checkpoint, "tokenizer_3", SD3Params.max_sequence_length)
+        return {"height": size, "width": size, "max_sequence_length": text}
 
     def cost(self, request: Request) -> int:
         """Image and text tokens (77 of CLIP besides T5's) of each row and branch."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from saggar.engine.models.base import Family
+from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
             for branch in self.branches(state):
                 at = texts.index(_text(state, branch))
                 state.conditioning[branch] = {name: value[at : at + 1] for name, value in tensors.items()}
+
+
+def text_length(checkpoint: Checkpoint, tokenizer: str, usual: int, longest: int = 512) -> dict[str, Any]:
+    """Schema words of `max_sequence_length`: a tokenizer made for less rules, its model saw nothing longer."""
+    if checkpoint.components.get(tokenizer) is not None:
+        longest = min(longest, int(str(checkpoint.config(tokenizer).get("model_max_length", longest))))
+    return {"default": min(usual, longest), "maximum": longest}
 
 
 def vae_factor(config: Mapping[str, Any]) -> int:

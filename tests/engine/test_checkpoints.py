@@ -97,9 +97,23 @@ def unknown_component_class(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vae": ["diffusers", "AutoencoderXYZ"]}))
 
 
+def a_module_of_its_own(folder: Path) -> None:
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vae": ["antigravity", "AutoencoderKL"]}))
+
+
+def a_part_that_is_not_named(folder: Path) -> None:
+    path = folder / "model_index.json"
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "tokenizer"})
+    )
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
+        (a_module_of_its_own, "component vae: antigravity has no class AutoencoderKL"),
+        (a_part_that_is_not_named, "its parts do not make a StableDiffusion3Pipeline: .*tokenizer"),
         (missing_component, "component text_encoder_2 is missing"),
         (missing_configuration, "component vae is missing or has no configuration"),
         (truncated_weights, "transformer: .*"),
