@@ -72,8 +72,8 @@ EventKind = Literal["started", "step", "preview", "chunk", "output", "error"]
 class EngineEvent:
     """One line of a request's story; `output` or `error` is the last one, exactly once.
 
-    A `preview` has a coarse picture, a `chunk` the arrays of one piece of a streamed output.
-    `cut` says why the batch held no more rows when it began; `error` is the text of an `error` event.
+    A `preview` has a coarse picture, a `chunk` the arrays of one piece of a streamed output. `cut` says
+    why the batch held no more rows when it began; `error` is the text of an `error` event.
     """
 
     kind: EventKind

@@ -1,5 +1,5 @@
-"""Between the loop and the ranks: start them, hand them a plan, bring back its report,
-tell of their death.
+"""Between the loop and the ranks: start them, hand them a plan, bring back its report, tell
+of their death.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The contract of a model family and the default way to make one step of many rows.
 
 A family is built from a checkpoint's configuration alone; `load` brings the weights. Until then it
-answers what needs
-none: schema, limits, batch key, cost. That half imports no torch, so that the engine's process stays free
-of it.
+answers what needs none: schema, limits, batch key, cost. That half imports no torch, so that the engine's
+process stays free of it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class RequestState(Generic[T, P, S]):
     """`params` is the family's data class, `sampler` this request's own; `timesteps` has one value a step.
 
     `conditioning` holds for each branch its tensors by name, of shape [1, ...]: all outputs of a request
-    share them. `generators[i]` draws the noise of output i. `finite` says
-    after each step whether the latents were. `extras` are tensors that all branches share.
+    share them. `generators[i]` draws the noise of output i. `finite` says after each step whether the
+    latents were. `extras` are tensors that all branches share.
     """
 
     request: Request

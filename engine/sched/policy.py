@@ -12,6 +12,7 @@ It knows neither threads nor clocks, and nothing of what a step does.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from dataclasses import dataclass
 
@@ -65,6 +66,7 @@ class KeyedScheduler:
         self._running: list[Entry] = []
         self._reservations: list[Announced] = []
         self._counts: Counter[str] = Counter()
+        self._name = secrets.token_hex(4)
         self._batches = 0
 
     def add(self, entry: Entry) -> None:
@@ -273,7 +275,7 @@ class KeyedScheduler:
     def _decision(self, admitted: list[Entry], parked: list[Entry]) -> Decision:
         size = sum(entry.rows for entry in self._running)
         for entry in self._running:
-            entry.batch_id = entry.batch_id if entry not in admitted else f"b{self._batches}"
+            entry.batch_id = entry.batch_id if entry not in admitted else f"{self._name}-{self._batches}"
             entry.batch_size = max(entry.batch_size, size)
         steps = 1 if self._rules.step_batch else None
         away = tuple(entry for entry in parked if entry.status is Status.PREEMPTED)
