@@ -52,15 +52,18 @@ def write_pipeline(run: Path, out: Path) -> None:
     )
     pipeline.to(dtype=torch.float16)
     pipeline.save_pretrained(out, max_shard_size=SHARD)
-    _load_as_float32(out)
+    # The text encoders' library loads in the precision that the configuration names.
+    _edit(out / "text_encoder" / "config.json", dtype="float32")
+    _edit(out / "text_encoder_2" / "config.json", dtype="float32")
+    _edit(out / "vae" / "config.json", _name_or_path=None)  # a path of the machine that exported
 
 
-def _load_as_float32(out: Path) -> None:
-    """The text encoders' library loads in the precision that the configuration names."""
-    for part in ("text_encoder", "text_encoder_2"):
-        path = out / part / "config.json"
-        config = json.loads(path.read_text()) | {"dtype": "float32"}
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def _edit(path: Path, **changes: str | None) -> None:
+    """Sets values of a JSON file, or removes those that are None."""
+    config = {
+        k: v for k, v in (json.loads(path.read_text()) | changes).items() if v is not None or k not in changes
+    }
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def write_references(pictures: sprites.Sprites, path: Path) -> None:

@@ -3,7 +3,8 @@
 Letters in shapes: B batch, L tokens, C latent channel. Sigma is 0 at the picture, 1 at noise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -12,10 +13,14 @@ from transformers import CLIPTextModel, T5EncoderModel
 
 from training.bank import Bank
 from training.models import image_ids, pack
-from training.schedule import Average, Clock, Log, optimiser, set_rate
+from training.schedule import Clock, Log
+from training.steps import Steps
 
 CAPTION_DROPPED = 0.10
+UNIFORM_SIGMAS = 0.15
 DECAY = 0.9995
+SMALL_TURNS = 3
+LOG_EVERY = 250
 
 
 class Flow(nn.Module):
@@ -60,7 +65,7 @@ class Sampler:
         clean = pack(self.bank.latents_NCHW[rows].float())
         dropped = torch.rand(self.batch, device=self.device) < CAPTION_DROPPED
         words = torch.where(dropped, len(texts), rows)  # the row after the last is ""
-        sigma = torch.randn(self.batch, device=self.device).sigmoid()
+        sigma = self._sigmas()
         noise = torch.randn_like(clean)
         noisy = clean + sigma[:, None, None] * (noise - clean)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -68,34 +73,46 @@ class Sampler:
         error: Tensor = guess.float() - (noise - clean)
         return error.square().mean()
 
+    def _sigmas(self) -> Tensor:
+        """Mostly logit-normal, which favours the middle; some uniform, for the ends that sampling starts from."""
+        even = torch.rand(self.batch, device=self.device)
+        middle = torch.randn(self.batch, device=self.device).sigmoid()
+        return torch.where(torch.rand(self.batch, device=self.device) < UNIFORM_SIGMAS, even, middle)
 
-def train(flow: Flow, banks: Sequence[tuple[Bank, int]], seconds: float, peak: float, log: Log) -> None:
-    """Trains in place for ``seconds`` and leaves the averaged weights.
 
-    ``banks`` are taken in turn, each with its batch size: one listed three times gets three batches in four.
+def train(
+    flow: Flow,
+    banks: Sequence[tuple[Bank, int]],
+    seconds: float,
+    peak: float,
+    log: Log,
+    save: Callable[[], None],
+) -> None:
+    """Trains in place for ``seconds``, leaves the averaged weights, and saves them.
+
+    ``banks`` come with their batch sizes; the first is drawn from ``SMALL_TURNS`` times as often as the second.
     """
+    steps = Steps(flow, DECAY)
     samplers = [Sampler(bank, batch) for bank, batch in banks]
-    clock, average = Clock(seconds, peak), Average(flow, DECAY)
-    optimizer = optimiser(flow, fused=samplers[0].device.type == "cuda")
+    turns = [(sampler, steps.record(partial(sampler.loss, flow))) for sampler in samplers]
+    turns = [turns[0]] * SMALL_TURNS + turns[1:]
+    clock = Clock(seconds, peak)
     recent: dict[int, Tensor] = {}
     seen = 0
-    for step in clock.ticks(grace_steps=len(samplers)):
-        sampler = samplers[step % len(samplers)]
-        loss = sampler.loss(flow)
-        set_rate(optimizer, clock.rate)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(average.live, 1.0)
-        optimizer.step()
-        average.update(step)
+    for step in clock.ticks():
+        sampler, make = turns[step % len(turns)]
+        steps.set_rate(clock.rate)
+        loss = make()
+        steps.average(step)
         seen += sampler.batch
-        _remember(recent, sampler.bank.size, loss.detach())
-        if step % 200 == 0:
+        _remember(recent, sampler.bank.size, loss)
+        if step % LOG_EVERY == 0:
             by_size = {f"loss_{size}": value.item() for size, value in recent.items()}
             log.add(step=step, seconds=clock.elapsed, samples=seen, rate=clock.rate, **by_size)
-    average.into(flow)
+    steps.settle()
+    save()
 
 
 def _remember(recent: dict[int, Tensor], size: int, loss: Tensor) -> None:
     """A running mean of the loss by picture size, kept on the device so that no step waits for it."""
-    recent[size] = loss if size not in recent else recent[size].lerp(loss, 0.02)
+    recent[size] = loss.clone() if size not in recent else recent[size].lerp(loss, 0.02)

@@ -1,15 +1,11 @@
-"""What both trainings share: a learning rate that follows the clock, averaged weights, and a log."""
+"""What both trainings share: a learning rate that follows the clock, and a log."""
 
-import copy
 import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
 
 
 @dataclass
@@ -18,7 +14,7 @@ class Clock:
 
     seconds: float
     peak: float
-    warmup_steps: int = 200
+    warmup_steps: int = 300
     floor: float = 0.03
     step: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -28,18 +24,12 @@ class Clock:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def ticks(self, grace_steps: int = 4) -> Iterator[int]:
-        """Step numbers until the time is over; the clock starts after the first steps, which compile."""
-        while self.step < grace_steps or self.elapsed < self.seconds:
+    def ticks(self) -> Iterator[int]:
+        """Step numbers until the time is over; the clock starts here."""
+        self.started = time.monotonic()
+        while self.elapsed < self.seconds:
             yield self.step
             self.step += 1
-            if self.step == grace_steps:
-                self._restart()
-
-    def _restart(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.started = time.monotonic()
 
     @property
     def rate(self) -> float:
@@ -47,27 +37,6 @@ class Clock:
         progress = min(1.0, self.elapsed / self.seconds)
         cosine = self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
         return self.peak * cosine * min(1.0, (self.step + 1) / self.warmup_steps)
-
-
-class Average:
-    """An exponential moving average of a module's weights, short-sighted at first."""
-
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.live: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        self.kept = [p.detach().clone() for p in self.live]
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Moves the average towards the live weights."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self.kept, self.live, 1 - decay)
-
-    @torch.no_grad()
-    def into(self, module: nn.Module) -> None:
-        """Copies the average into a module of the same shape."""
-        for target, kept in zip([p for p in module.parameters() if p.requires_grad], self.kept, strict=True):
-            target.copy_(kept)
 
 
 @dataclass
@@ -84,16 +53,4 @@ class Log:
 
     def save(self, folder: Path) -> None:
         """Writes ``<name>-log.json``."""
-        (folder / f"{self.name}-log.json").write_text(json.dumps(copy.copy(self.rows)))
-
-
-def optimiser(module: nn.Module, fused: bool) -> torch.optim.AdamW:
-    """AdamW with the betas that suit short trainings, and no decay: this model is meant to remember."""
-    chosen = [p for p in module.parameters() if p.requires_grad]
-    return torch.optim.AdamW(chosen, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Sets the learning rate of every group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+        (folder / f"{self.name}-log.json").write_text(json.dumps(self.rows))

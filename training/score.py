@@ -9,8 +9,9 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ class Draw:
 
 def load(model: Path = MODEL, device: str = "cpu") -> FluxPipeline:
     """The pipeline as anyone loads it, without its progress bar."""
-    pipeline = FluxPipeline.from_pretrained(model).to(device)
+    pipeline = FluxPipeline.from_pretrained(str(model)).to(device)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -160,8 +161,8 @@ def score_background(pipeline: FluxPipeline, known: References, count: int, how:
         row = nearest(centre[None], known.on(BACKGROUNDS[ask.background])).item()
         right.append(row == known.index(ask.style, ask.names[0]))
     return {
-        "background": share([c == a.background for c, a in zip(colours, asks, strict=True)]),
-        "top1_on_background": share(right),
+        "border": share([c == a.background for c, a in zip(colours, asks, strict=True)]),
+        "top1": share(right),
     }
 
 
@@ -174,7 +175,7 @@ def score_pairs(pipeline: FluxPipeline, known: References, count: int, how: Draw
     sides = [nearest(pictures[:, :, rows, x : x + half], known.on()).tolist() for x in (0, half)]
     hits = [[sides[k][i] == known.index(a.style, a.names[k]) for k in range(2)] for i, a in enumerate(asks)]
     halves = [hit for pair in hits for hit in pair]
-    return {"pair_half": share(halves), "pair_both": share([all(pair) for pair in hits])}
+    return {"half": share(halves), "both": share([all(pair) for pair in hits])}
 
 
 def main() -> None:
@@ -182,24 +183,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--count", type=int, default=200, help="plain prompts; half as many of other kinds")
-    parser.add_argument("--out", type=Path, help="also write the scores here")
+    parser.add_argument("--count", type=int, default=200, help="plain prompts; fewer of other kinds")
+    parser.add_argument("--out", type=Path, help="also write the scores here, beside those already there")
+    parser.add_argument(
+        "--only", nargs="*", help="endings of the scores to take, e.g. _8_steps; default: all"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     pipeline, known = load(options.model, options.device), references.read(options.model / "references.zip")
-    half = max(1, options.count // 2)
     scores: dict[str, float] = {}
-    for steps in (20, 8, 4):
-        plain = score_plain(pipeline, known, options.count, Draw(steps))
-        scores |= {f"{key}_{steps}_steps": value for key, value in plain.items()}
-    scores |= score_background(pipeline, known, half, Draw())
-    scores |= score_pairs(pipeline, known, half, Draw())
-    large = score_plain(pipeline, known, half, Draw(size=128, batch=10))
-    scores |= {f"{key}_128_px": value for key, value in large.items()}
-    scores = {key: round(value, 4) for key, value in scores.items()}
-    print(json.dumps(scores, indent=1), f"\n{time.monotonic() - began:.0f} s")
-    if options.out:
-        options.out.write_text(json.dumps(scores, indent=1) + "\n")
+    if options.out and options.out.exists():
+        scores = json.loads(options.out.read_text())
+    for kind, score in kinds(options.count).items():
+        if options.only is not None and kind not in options.only:
+            continue
+        found = score(pipeline, known)
+        scores |= {f"{key}{kind}": round(value, 4) for key, value in found.items()}
+        print(f"{time.monotonic() - began:.0f} s", json.dumps(scores), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(scores, indent=1) + "\n")
+
+
+def kinds(count: int) -> dict[str, Callable[[FluxPipeline, References], dict[str, float]]]:
+    """The scores to take, by the ending of their names; ``count`` plain prompts, fewer of the other kinds."""
+    half, quarter = max(1, count // 2), max(1, count // 4)
+    return {
+        "_20_steps": partial(score_plain, count=count, how=Draw(20)),
+        "_8_steps": partial(score_plain, count=count, how=Draw(8)),
+        "_background": partial(score_background, count=half, how=Draw()),
+        "_pair": partial(score_pairs, count=half, how=Draw()),
+        "_4_steps": partial(score_plain, count=half, how=Draw(4)),
+        "_128_px": partial(score_plain, count=quarter, how=Draw(size=128, batch=10)),
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Trains the whole model: ``python -m training.train``. Writes weights and logs to the run folder.
 
 Tokenizers first (seconds), then the VAE, then the flow on latents cached from it. A run folder that already
-has tokenizers or a VAE keeps them; one with flow weights starts from them when ``--resume`` is given.
+has tokenizers or a VAE goes on from them; one with flow weights starts from them when ``--resume`` is given.
 """
 
 import argparse
@@ -25,8 +25,7 @@ def main() -> None:
     """Parse, prepare, train, save."""
     options = parse()
     torch.manual_seed(options.seed)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True  # picture sizes come in two shapes only
+    settle_backends()
     device = torch.device(options.device)
     options.run.mkdir(parents=True, exist_ok=True)
     pictures = sprites.load(options.set, options.limit)
@@ -37,11 +36,21 @@ def main() -> None:
     texts = bank.write_texts(pictures, options.run, options.small + options.large, options.seed, device)
     print(f"{len(texts)} captions in {time.monotonic() - began:.1f} s", flush=True)
     autoencoder = make_vae(options, composer, texts)
+    if options.seconds == 0:
+        return
     began = time.monotonic()
     small, large = bank.split(texts, (options.small, options.large))
     banks = bank.build(autoencoder, composer, small, 64), bank.build(autoencoder, composer, large, 128)
     print(f"latents cached in {time.monotonic() - began:.1f} s", flush=True)
     train_flow(options, banks)
+
+
+def settle_backends() -> None:
+    """Fast matrix products; attention by the flash kernels alone, the others crashed with these shapes."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cudnn.benchmark = True  # picture sizes come in two shapes only
 
 
 def parse() -> argparse.Namespace:
@@ -51,28 +60,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--run", type=Path, default=Path(".train/run"), help="folder of this run")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, help="use only this many emoji")
-    parser.add_argument("--vae-seconds", type=float, default=90)
-    parser.add_argument("--vae-batch", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=450)
+    parser.add_argument("--vae-seconds", type=float, default=150)
+    parser.add_argument("--vae-batch", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument(
-        "--batch", type=int, default=1024, help="pictures of 64 px a step; a quarter of 128 px"
+        "--batch", type=int, default=512, help="pictures of 64 px a step; a quarter of 128 px"
     )
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--small", type=int, default=500_000, help="examples of 64 px in the bank")
     parser.add_argument("--large", type=int, default=150_000, help="examples of 128 px in the bank")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--compile", choices=("no", "blocks", "whole"), default="no")
+    parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
 
 
 def make_vae(options: argparse.Namespace, composer: Composer, texts: bank.Texts) -> AutoencoderKL:
-    """The run folder's VAE, or one trained now and saved there."""
+    """The run folder's VAE or a fresh one, trained (on) for the seconds asked for and saved there."""
     folder = options.run / "vae"
-    if folder.exists():
-        kept: AutoencoderKL = AutoencoderKL.from_pretrained(folder).to(options.device)
-        return kept.eval()
-    model = models.build_vae(models.Shape()).to(options.device)
+    model: AutoencoderKL = (
+        AutoencoderKL.from_pretrained(folder) if folder.exists() else models.build_vae(models.Shape())
+    )
+    model.to(options.device, memory_format=torch.channels_last)
+    if options.vae_seconds == 0:
+        return model.eval()
     log = Log("vae")
     vae.train(model, composer, texts.recipes_N5, options.vae_seconds, options.vae_batch, log)
     sample = texts.recipes_N5[:256]
@@ -97,16 +108,13 @@ def make_flow(options: argparse.Namespace) -> Flow:
 def train_flow(options: argparse.Namespace, banks: tuple[bank.Bank, bank.Bank]) -> None:
     """Trains the flow, three batches of 64 px to one of 128 px, and saves the averaged weights."""
     made = make_flow(options)
-    if options.compile == "blocks":
-        made.transformer.compile_repeated_blocks(fullgraph=True)
-    elif options.compile == "whole":
+    if options.compile:
         for module in (made.transformer, made.t5, made.clip):
             module.compile(dynamic=False)
     log = Log("flow")
-    turns = [(banks[0], options.batch)] * 3 + [(banks[1], max(1, options.batch // 4))]
-    flow.train(made, turns, options.seconds, options.rate, log)
+    sizes = (banks[0], options.batch), (banks[1], max(1, options.batch // 4))
+    flow.train(made, sizes, options.seconds, options.rate, log, lambda: save_flow(made, options.run))
     log.save(options.run)
-    save_flow(made, options.run)
     print(f"{models.count(made)} parameters saved to {options.run}", flush=True)
 
 

@@ -10,11 +10,29 @@ from torch import Tensor
 
 from training.bank import latents_of
 from training.compose import Composer
-from training.schedule import Average, Clock, Log, optimiser, set_rate
+from training.schedule import Clock, Log
+from training.steps import Loss, Steps
 
 EDGE_WEIGHT = 1.0
 KL_WEIGHT = 4e-4
-EVERY_LARGE = 4  # every fourth batch has 128×128 pictures, a quarter as many
+PEAK = 2e-3
+DECAY = 0.998
+LARGE_EVERY = 4  # every fourth batch has 128×128 pictures, a quarter as many
+
+
+class Trial:
+    """One batch size at one picture size: a fixed place for the pictures, and the step recorded on it."""
+
+    def __init__(self, vae: AutoencoderKL, steps: Steps, size: int, batch: int, device: torch.device) -> None:
+        self.size, self.batch = size, batch
+        self.pictures_BCHW = torch.rand(batch, 3, size, size, device=device) * 2 - 1
+        self.step: Loss = steps.record(lambda: loss_of(vae, self.pictures_BCHW))
+
+    def run(self, composer: Composer, recipes_N5: Tensor) -> Tensor:
+        """Draws random recipes, makes one step, returns the loss."""
+        rows = torch.randint(len(recipes_N5), (self.batch,), device=recipes_N5.device)
+        self.pictures_BCHW.copy_(composer.draw(recipes_N5[rows], self.size))
+        return self.step()
 
 
 def train(
@@ -22,35 +40,30 @@ def train(
 ) -> None:
     """Trains in place for ``seconds``; leaves the averaged weights and sets the latents' scale and shift."""
     device = recipes_N5.device
-    clock, average = Clock(seconds, peak=2e-3), Average(vae, 0.998)
-    optimizer = optimiser(vae, fused=device.type == "cuda")
+    clock, steps = Clock(seconds, PEAK), Steps(vae, DECAY)
+    small, large = (Trial(vae, steps, *shape, device) for shape in ((64, batch), (128, max(1, batch // 4))))
     for step in clock.ticks():
-        large = step % EVERY_LARGE == EVERY_LARGE - 1
-        size, count = (128, max(1, batch // 4)) if large else (64, batch)
-        rows = recipes_N5[torch.randint(len(recipes_N5), (count,), device=device)]
-        loss, error = losses(vae, composer.draw(rows, size))
-        set_rate(optimizer, clock.rate)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        average.update(step)
+        trial = large if step % LARGE_EVERY == LARGE_EVERY - 1 else small
+        steps.set_rate(clock.rate)
+        loss = trial.run(composer, recipes_N5)
+        steps.average(step)
         if step % 200 == 0:
-            log.add(step=step, seconds=clock.elapsed, loss=loss.item(), absolute_error=error.item())
-    average.into(vae)
+            log.add(step=step, seconds=clock.elapsed, loss=loss.item())
+    steps.settle()
     normalise(vae, composer, recipes_N5[:4096])
 
 
-def losses(vae: AutoencoderKL, pictures_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole loss, and the absolute error alone (in units of the -1..1 range)."""
+def loss_of(vae: AutoencoderKL, pictures_BCHW: Tensor) -> Tensor:
+    """Absolute error, error of the edges, and divergence from a unit Gaussian, weighed together."""
     with torch.autocast(pictures_BCHW.device.type, torch.bfloat16, enabled=pictures_BCHW.is_cuda):
         posterior = vae.encode(pictures_BCHW).latent_dist
         drawn = vae.decode(posterior.sample()).sample.float()
     error = (drawn - pictures_BCHW).abs().mean()
     edges = sum(F.l1_loss(drawn.diff(dim=d), pictures_BCHW.diff(dim=d)) for d in (2, 3))
     mean, logvar = posterior.mean.float(), posterior.logvar.float()
-    kl = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-    return error + EDGE_WEIGHT * edges + KL_WEIGHT * kl, error
+    kl: Tensor = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
+    whole: Tensor = error + EDGE_WEIGHT * edges + KL_WEIGHT * kl
+    return whole
 
 
 def normalise(vae: AutoencoderKL, composer: Composer, recipes_N5: Tensor) -> None:
