@@ -44,6 +44,11 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
             raise Ignore(str(dropped)) from dropped
         except GivenBack as back:
             raise Reject(str(back), requeue=True) from back
+        except (
+            redis.RedisError
+        ) as error:  # the ledger refuses: nothing can be said of the job, so it must come again
+            log.error("%s: the ledger refuses: %s", job_id, error)
+            raise Reject(str(error), requeue=True) from error
         finally:
             if reservation is not None:
                 reservation.release()
