@@ -11,13 +11,11 @@ import pytest
 from saggar.engine import Engine, EngineConfig
 from saggar.engine.models.tiny import make_tiny
 
+# Before torch is loaded: see the multiproc executor.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 MakeEngine = Callable[..., Engine]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 @pytest.fixture(scope="session")
