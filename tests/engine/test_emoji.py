@@ -8,7 +8,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from saggar.engine import Request, installed
+from saggar.engine import Request, installed, open_family
 from saggar.engine.models.registry import resolve
 
 from tests.engine.conftest import MakeEngine
@@ -19,8 +19,8 @@ ATOL = 1e-4
 
 
 def wish(name: str, prompt: str, **params: Any) -> Request:
-    shape = {"height": 64, "width": 64, "max_sequence_length": 32, "true_cfg_scale": 3.0}
-    return Request(name, prompt, negative_prompt="", seed=len(prompt), params={**shape, **params})
+    """All but the steps is the checkpoint's default; it asks for guidance with an empty negative prompt."""
+    return Request(name, prompt, seed=len(prompt), params=params)
 
 
 WISHES = [
@@ -36,10 +36,14 @@ def expected() -> list[np.ndarray]:
     pipeline = diffusers.FluxPipeline.from_pretrained(str(resolve(MODEL)))
     pipeline.set_progress_bar_config(disable=True)
     pictures = []
-    for request in WISHES:
+    for request in map(open_family(MODEL).validate, WISHES):
         generator = torch.Generator("cpu").manual_seed(request.seed)
         done = pipeline(
-            request.prompt, negative_prompt="", generator=generator, output_type="np", **dict(request.params)
+            request.prompt,
+            negative_prompt=request.negative_prompt,
+            generator=generator,
+            output_type="np",
+            **dict(request.params),
         )
         pictures.append(done.images)
     return pictures
@@ -47,6 +51,9 @@ def expected() -> list[np.ndarray]:
 
 def test_it_is_installed_by_name() -> None:
     assert MODEL in installed()
+    request = open_family(MODEL).validate(WISHES[0])
+    assert request.negative_prompt == ""
+    assert (request.params["height"], request.params["max_sequence_length"]) == (64, 32)
 
 
 def test_alone_and_in_a_batch(make_engine: MakeEngine, expected: list[np.ndarray]) -> None:
