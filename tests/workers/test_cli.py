@@ -1,0 +1,85 @@
+"""The command line: help that reads well, errors that are one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from saggar.jobs.errors import ConfigError
+from saggar.jobs.settings import JobSettings
+from saggar.workers.cli import COMMANDS, cli
+from saggar.workers.settings import WorkerSettings
+
+SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
+
+
+def test_help_lists_every_command_without_importing_what_they_need() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from saggar.workers.cli import cli;"
+        "print(CliRunner().invoke(cli, ['--help']).output);"
+        "print([m for m in ('torch', 'celery', 'diffusers', 'boto3', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name, (_, _, text) in COMMANDS.items():
+        assert name in done.stdout
+        assert text in done.stdout
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "x", "--redis", "http://h"], "redis_url: is not a Redis URL"),
+        (["status", "x", "--redis", "redis://127.0.0.1:1/0"], "Redis cannot be reached"),
+        (["worker", "--max-batch", "0", "--redis", "redis://h"], "max_batch"),
+        (["worker", "--max-batch", "64", "--concurrency", "8"], "concurrency must be at least max_batch + 2"),
+        (["models", "inspect", "saggar/nothing"], "no model 'saggar/nothing'"),
+        (["run", "missing.jsonl"], "missing.jsonl: no such file"),
+        (["submit", "p", "--model", "../etc", "--redis", "redis://127.0.0.1:1/0"], "model: has a form"),
+    ],
+)
+def test_an_error_is_one_line_that_says_what_to_do(arguments: list[str], said: str) -> None:
+    done = subprocess.run([*SAGGAR, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_flags_go_over_the_environment_over_defaults(tmp_path: Path) -> None:
+    environ = {"SAGGAR_REDIS_URL": "redis://env/0", "SAGGAR_MAX_BATCH": "4", "SAGGAR_STORE": "s3://env/x"}
+    settings = WorkerSettings.load({"max_batch": 6, "model": None}, environ)
+    assert (settings.max_batch, settings.store, settings.model) == (6, "s3://env/x", "saggar/emoji")
+    assert settings.jobs.redis_url == "redis://env/0"
+    assert WorkerSettings.load({"redis_url": "redis://flag/0"}, environ).jobs.redis_url == "redis://flag/0"
+
+
+def test_a_model_in_a_folder_goes_by_the_folders_name(tmp_path: Path) -> None:
+    (tmp_path / "flux-dev").mkdir()
+    settings = WorkerSettings(jobs=JobSettings(), model=str(tmp_path / "flux-dev"))
+    assert settings.name == "flux-dev"
+    assert WorkerSettings(jobs=JobSettings(), model="saggar/emoji").name == "saggar/emoji"
+
+
+def test_settings_survive_the_way_to_a_child_and_hide_the_password() -> None:
+    settings = WorkerSettings(jobs=JobSettings(redis_url="redis://:secret@h/0"))
+    assert WorkerSettings.from_parent({"SAGGAR_WORKER_SETTINGS": settings.handed_on}) == settings
+    assert "secret" not in repr(settings)
+    with pytest.raises(ConfigError, match="max_batch"):
+        WorkerSettings.load({"max_batch": "many"}, {})
+
+
+def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    runner = CliRunner()
+    assert runner.invoke(cli, ["models", "make-tiny", "noop", str(folder)]).exit_code == 0
+    assert '"family": "noop"' in runner.invoke(cli, ["models", "inspect", str(folder)]).output
