@@ -9,6 +9,7 @@ from typing import Protocol
 from saggar.engine.handle import Reservation
 from saggar.engine.request import Room
 from saggar.jobs.lanes import PRIORITY_CLASSES, Want
+from saggar.jobs.ledger import is_alone
 from saggar.workers.settings import URGENT_SEATS
 
 
@@ -22,7 +23,8 @@ class Seats(Protocol):
 class EngineAppetite:
     """Late binding: a job is fetched only when the engine has a seat for it, so batches form from the whole backlog.
 
-    Every fetched message holds a reservation until its task hands it to the engine (`take`) or the message goes.
+    Every fetched message holds a reservation until its task hands it to the engine (`take`) or the message goes. While
+    a suspect is in hand, one that runs alone, nothing else is fetched.
     """
 
     def __init__(self, engine: Seats, max_batch: int, has_room: Callable[[], bool] = lambda: True) -> None:
@@ -32,6 +34,7 @@ class EngineAppetite:
         self._max_batch = max_batch
         self._reserved: dict[str, Reservation] = {}
         self._urgent: set[str] = set()
+        self._alone: set[str] = set()
         self._lock = threading.Lock()
         self._open = True
 
@@ -40,7 +43,7 @@ class EngineAppetite:
         self._open = False
 
     def want(self, lane: str, free: int) -> Want:
-        if not self._open or not self._has_room():
+        if not self._open or self._alone or not self._has_room():
             return Want(rows=0)
         urgent = self._urgent_left()
         room = self._engine.room()
@@ -57,6 +60,8 @@ class EngineAppetite:
         with self._lock:
             if priority_class == PRIORITY_CLASSES["interactive"]:
                 self._urgent.update(tags)
+            if is_alone(key):
+                self._alone.update(tags)
             for index, tag in enumerate(tags):
                 self._reserved[tag] = self._engine.reserve(key, each + (index < extra))
 
@@ -68,6 +73,7 @@ class EngineAppetite:
     def gone(self, tag: str) -> None:
         with self._lock:
             self._urgent.discard(tag)
+            self._alone.discard(tag)
         if reservation := self.take(tag):
             reservation.release()
 

@@ -35,7 +35,7 @@ class Stoppable(Protocol):
 class Attempt:
     """One job in hand. The task's thread, the engine's and the pulse's write to it: each field has one writer.
 
-    `wanted` false: whatever it makes will not be seen; it stops at the next chance.
+    `over` is set once whatever it makes will not be seen: it stops at the next chance.
     """
 
     job_id: str
@@ -44,11 +44,15 @@ class Attempt:
     phase: Phase = "waiting"
     step: int = 0
     steps: int = 0
-    wanted: bool = True
     drained: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
     handle: Stoppable | None = None
     told: tuple[Phase, int] = ("waiting", 0)
     checked_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def wanted(self) -> bool:
+        return not self.over.is_set()
 
     @property
     def news(self) -> bool:
@@ -120,6 +124,17 @@ class Attempts:
                 attempt.drained = True
                 attempt.stop()
 
+    def give_back(self) -> None:
+        """Everything in hand, in the ledger: a worker that leaves is no crash. Raises redis.RedisError."""
+        ops = self._ledger.ops
+        self._ledger.runner.run_many(
+            [ops.requeue(one.job_id, one.number, "drained") for one in self.in_hand()]
+        )
+
+    def busy_beside(self, attempt: Attempt) -> bool:
+        """Whether the engine has, or will have, anything but this attempt."""
+        return any(one is not attempt and one.phase != "uploading" for one in self.in_hand())
+
     def close(self) -> None:
         self._closed.set()
         self._bell.set()
@@ -180,5 +195,5 @@ class Attempts:
         if orders == "go":
             return
         # A fenced attempt may still have been committed by itself a moment ago: then nobody looks at `wanted`.
-        attempt.wanted = False
+        attempt.over.set()
         attempt.stop()

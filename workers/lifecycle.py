@@ -49,7 +49,9 @@ log = logging.getLogger(__name__)
 
 CARD_REFRESH_S = 60.0
 ENGINE_LOST = 3
-_AFTER_GRACE_S = 2.0
+ENGINE_LOOK_S = 1.0
+MAX_DELIVERIES = 20
+"""A net for messages that end their worker before the ledger hears of them: crashes of jobs are counted there."""
 
 
 class ModelWorker:
@@ -81,9 +83,9 @@ class ModelWorker:
 
         late = LateAppetite()
         app = make_app(settings.jobs, late)
+        app.conf.broker_transport_options["lane_heartbeat_s"] = settings.heartbeat_s
         lanes = lanes_of(app)
         lane = lane_name(card.model)
-        lanes.store.configure(lane, _lane_settings(settings))
         ledger = Ledger(client, settings.jobs)
         attempts = Attempts(ledger)
         stack.callback(attempts.close)
@@ -100,7 +102,8 @@ class ModelWorker:
         lanes.on_dead(lambda _lane, job_id: _bury(ledger, job_id))
         engine.on_room(lanes.wake)
         self._listen_for_cancels(client, attempts)
-        self._keep_card(Cards(client, settings.jobs), card, lanes.owner)
+        self._keep_card(Cards(client, settings.jobs), card, lanes, lane)
+        self._watch_engine(engine)
         late.fill(appetite)
         self._drain_on_shutdown(lambda: self._drain(appetite, attempts, lanes, service))
         log.info("serving %s from %s, batches of %d, into %s", card.model, lane, card.max_batch, storage.url)
@@ -120,11 +123,11 @@ class ModelWorker:
         """SIGTERM: fetch nothing, give back what does not execute, let the rest finish; after the grace time, leave."""
         self._stopping.set()
         appetite.close()
-        lanes.give_back()
-        attempts.drain()
-        deadline = threading.Timer(self._settings.grace_s + _AFTER_GRACE_S, _leave, [lanes, service])
+        deadline = threading.Timer(self._settings.grace_s, _leave, [attempts, lanes, service])
         deadline.daemon = True
-        deadline.start()
+        deadline.start()  # first, for a Redis that is frozen holds up all that follows
+        attempts.drain()
+        lanes.give_back()
 
     def _drain_on_shutdown(self, drain: Callable[[], None]) -> None:
         from celery.signals import worker_shutting_down
@@ -135,6 +138,17 @@ class ModelWorker:
                 threading.Thread(target=drain, name="saggar-drain", daemon=True).start()
 
         worker_shutting_down.connect(on_shutdown, weak=False)
+
+    def _watch_engine(self, engine: Engine) -> None:
+        """An idle worker meets its engine's end nowhere else."""
+
+        def watch() -> None:
+            while not self._stopping.wait(ENGINE_LOOK_S):
+                if not engine.health().ok:
+                    self._on_engine_lost()
+                    return
+
+        threading.Thread(target=watch, name="saggar-engine-watch", daemon=True).start()
 
     def _on_engine_lost(self) -> None:
         if not self._lost.is_set():
@@ -160,13 +174,19 @@ class ModelWorker:
 
         threading.Thread(target=listen, name="saggar-cancels", daemon=True).start()
 
-    def _keep_card(self, cards: Cards, card: ModelCard, worker: str) -> None:
-        cards.publish(card, worker)
+    def _keep_card(self, cards: Cards, card: ModelCard, lanes: Lanes, lane: str) -> None:
+        """The card and the lane's settings, again and again: somebody may have flushed them away."""
+
+        def publish() -> None:
+            lanes.store.configure(lane, _lane_settings(self._settings))
+            cards.publish(card, lanes.owner)
+
+        publish()
 
         def refresh() -> None:
             while not self._stopping.wait(CARD_REFRESH_S):
                 try:
-                    cards.publish(card, worker)
+                    publish()
                 except redis.RedisError as error:
                     log.warning("the model card could not be refreshed: %s", error)
 
@@ -186,7 +206,11 @@ def _engine_config(settings: WorkerSettings) -> EngineConfig:
 
 def _lane_settings(settings: WorkerSettings) -> LaneSettings:
     return LaneSettings(
-        max_batch=settings.max_batch, age_bound_s=settings.age_bound_s, lease_s=settings.lease_s
+        max_batch=settings.max_batch,
+        age_bound_s=settings.age_bound_s,
+        lease_s=settings.lease_s,
+        liveness_s=settings.liveness_s,
+        max_deliveries=MAX_DELIVERIES,
     )
 
 
@@ -213,11 +237,18 @@ def _bury(ledger: Ledger, job_id: str) -> None:
     ledger.bury(job_id, JobError(kind="dead", message="delivered too often without an end"))
 
 
-def _leave(lanes: Lanes, service: Service) -> None:
-    """The grace time is over, and Celery alone would wait for ever for a task that hangs or a Redis that is frozen."""
+def _leave(attempts: Attempts, lanes: Lanes, service: Service) -> None:
+    """The grace time is over, and Celery alone would wait for ever for a task that hangs or a Redis that is frozen.
+
+    The supervisor waits two seconds more: with a frozen Redis it is the one that ends this.
+    """
     log.error("the grace time is over: giving everything back and leaving")
     service.close()
-    lanes.give_back(everything=True)
+    try:
+        attempts.give_back()
+        lanes.give_back(everything=True)
+    except redis.RedisError as error:
+        log.error("Redis does not answer, the leases will run out: %s", error)
     os._exit(1)
 
 

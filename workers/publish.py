@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
+from threading import Event
 
 from pydantic import JsonValue
 from saggar.engine.request import Output
@@ -28,6 +30,7 @@ from saggar.storage.results import (
     spec_digest,
     verify_result,
 )
+from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
 from saggar.storage.upload import upload_entry
 from saggar.workers.encode import encode_image, image_format, sidecar, sidecar_bytes
@@ -65,8 +68,10 @@ class Publisher:
         self._spool = spool
         self._origin = origin
 
-    def upload(self, job: Job, attempt: int, output: Output, wanted: Wanted) -> Upload:
-        """Encodes an output and puts its objects, for as long as it is wanted.
+    def upload(
+        self, job: Job, attempt: int, output: Output, wanted: Wanted, stop: Event | None = None
+    ) -> Upload:
+        """Encodes an output and puts its objects, for as long as it is wanted; `stop` ends a wait for the store.
 
         Raises StorageUnavailable when it is no longer wanted and StorageRefused when the store says no for good.
         """
@@ -87,10 +92,15 @@ class Publisher:
         key = keys.result_key(job.output.prefix, job.id)
         if self._spool is None:
             for item in items:
-                self.storage.put(item.key, item.data, content_type=item.content_type)
+                put = partial(self.storage.put, item.key, item.data, content_type=item.content_type)
+                retrying(put, lambda _: wanted(), backoff=Backoff(), stop=stop)
             return Upload(manifest, key, None)
         entry = self._write(self._spool, job.id, attempt, items, wanted)
-        upload_entry(self.storage, entry, keep_going=wanted)
+        try:
+            upload_entry(self.storage, entry, keep_going=wanted, stop=stop)
+        except BaseException:
+            self._spool.remove(entry)
+            raise
         return Upload(manifest, key, entry)
 
     def has_room(self) -> bool:

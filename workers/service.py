@@ -10,19 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import NoReturn, Protocol, TypeVar
 
 import redis
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from saggar.engine import errors as engine_errors
 from saggar.engine.handle import Handle, Reservation
 from saggar.engine.live import OnEvent
 from saggar.engine.request import Output, Request
 from saggar.jobs.cards import ModelCard, batch_key, check_job
 from saggar.jobs.errors import InvalidJob, JobFailed
-from saggar.jobs.ledger import Ledger, NotStarted
+from saggar.jobs.ledger import Ledger, NotStarted, Started, alone_key
 from saggar.jobs.record import JobError, JobResult
 from saggar.jobs.schema import Job
 from saggar.storage.errors import Conflict, InvalidKey, StorageRefused, StorageUnavailable
+from saggar.storage.retry import Backoff, retrying
 from saggar.workers.attempts import Attempt, Attempts
 from saggar.workers.publish import Publisher
 from saggar.workers.translate import to_request
@@ -30,6 +33,10 @@ from saggar.workers.translate import to_request
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _REDIS_PAUSE_S = 0.5
+_LOOK_S = 0.1
+ALONE_AFTER = 2
+"""Crashes while executing after which a job runs alone; one more, and it is a dead letter."""
+_RETRY_PAUSE_S = 1.0
 
 
 class Dropped(Exception):
@@ -41,11 +48,12 @@ class GivenBack(Exception):
 
 
 class Failed(Exception):
-    """The job is at fault: its record says `error`."""
+    """The job is at fault: its record says `error`. `dead`: and it is set aside for somebody to look at."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, *, dead: bool = False) -> None:
         super().__init__(message)
         self.error = JobError(kind=kind, message=message[:4000])
+        self.dead = dead
 
 
 class Serving(Protocol):
@@ -97,12 +105,15 @@ class Service:
         attempt = Attempt(job_id, started.attempt, token)
         self._attempts.add(attempt)
         try:
-            checked = self._checked(started.job, attempt, key)
-            return self._attempt(checked, attempt, reservation)
+            checked = self._checked(started, attempt, key)
+            return self._attempt(checked, attempt, reservation, started.suspicions >= ALONE_AFTER)
         except Failed as failure:
-            error = failure.error
-            self._insist(lambda: self._ledger.fail(job_id, attempt.number, error), attempt)
-            raise JobFailed(f"{error.kind}: {error.message}") from failure
+            raise self._failed(failure, attempt) from failure
+        except (Dropped, GivenBack, redis.RedisError):
+            raise
+        except Exception as error:  # an error of ours: without an end the job would come back for ever
+            log.exception("%s: attempt %d failed in a way that was not foreseen", job_id, attempt.number)
+            raise self._failed(Failed("internal", f"{type(error).__name__}: {error}"), attempt) from error
         finally:
             self._attempts.remove(attempt)
 
@@ -121,23 +132,51 @@ class Service:
                 raise JobFailed(f"{record.error.kind}: {record.error.message}")
         raise Dropped(f"{job_id}: {answer.state or answer.reason}")
 
-    def _checked(self, job: Job, attempt: Attempt, key: str | None) -> Job:
-        """The job against this model's card: one that was queued before there was a card is checked here, and goes back
-        to wait among those it can run with."""
+    def _failed(self, failure: Failed, attempt: Attempt) -> JobFailed:
+        error = failure.error
+        self._insist(
+            lambda: self._ledger.fail(attempt.job_id, attempt.number, error, dead=failure.dead), attempt
+        )
+        return JobFailed(f"{error.kind}: {error.message}")
+
+    def _checked(self, started: Started, attempt: Attempt, key: str | None) -> Job:
+        """The job against this model's card, and against its past.
+
+        One that was queued before there was a card goes back to wait among those it can run with; one whose worker has
+        just died waits a moment, and after the second time under a key of its own.
+        """
         try:
-            checked = check_job(job, self._card)
+            checked = check_job(started.job, self._card)
         except InvalidJob as error:
             raise Failed("invalid", str(error)) from error
-        if key is not None and key != batch_key(checked, self._card):
-            why = JobError(kind="unserved", message="waits under its batch key now that its model has a card")
-            self._insist(lambda: self._ledger.retry(job.id, attempt.number, why, self._card), attempt)
-            raise Dropped(f"{job.id}: has another message now")
+        crashes = started.suspicions
+        if crashes > ALONE_AFTER:
+            raise Failed("worker_died", f"its worker died {crashes} times while executing it", dead=True)
+        alone = crashes >= ALONE_AFTER
+        place = alone_key(checked.id) if alone else batch_key(checked, self._card)
+        if started.crashed:
+            pause = _RETRY_PAUSE_S * 2 ** (crashes - 1)
+            self._again(attempt, "worker_died", "its worker died while executing it", pause, alone)
+        if key is not None and key != place:
+            self._again(attempt, "rekeyed", "waits under another batch key", 0.0, alone)
         return checked
 
-    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> JobResult:
+    def _again(self, attempt: Attempt, kind: str, message: str, delay_s: float, alone: bool) -> NoReturn:
+        why = JobError(kind=kind, message=message)
+        self._insist(
+            lambda: self._ledger.retry(
+                attempt.job_id, attempt.number, why, self._card, delay_s=delay_s, alone=alone
+            ),
+            attempt,
+        )
+        raise Dropped(f"{attempt.job_id}: has another message now")
+
+    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None, alone: bool) -> JobResult:
         try:
-            if attempt.number > 1 and (found := self._publisher.find(job)):
+            if attempt.number > 1 and (found := self._store(lambda: self._publisher.find(job), attempt)):
                 return self._commit(attempt, found)
+            if alone:
+                self._wait_for_an_empty_engine(attempt)
             output = self._generate(job, attempt, reservation)
             return self._publish(job, attempt, output)
         except (engine_errors.InvalidRequest, InvalidKey) as error:
@@ -147,12 +186,27 @@ class Service:
         except StorageUnavailable as error:  # raised only once nobody wants the result any more
             raise self._ended(attempt) from error
 
+    def _store(self, call: Callable[[], T], attempt: Attempt) -> T:
+        """Calls the store until it answers. Raises StorageUnavailable once nobody wants the result any more."""
+        return retrying(call, lambda _: attempt.wanted, backoff=Backoff(), stop=attempt.over)
+
+    def _wait_for_an_empty_engine(self, attempt: Attempt) -> None:
+        """The appetite fetches nothing beside a suspect; what was fetched before it goes first."""
+        while self._attempts.busy_beside(attempt):
+            if attempt.drained or attempt.over.wait(_LOOK_S):
+                raise self._ended(attempt)
+
     def _generate(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> Output:
         try:
             handle = self._engine.submit(
-                to_request(job), reservation=reservation, on_event=self._attempts.listener(attempt)
+                # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
+                replace(to_request(job), id=f"{job.id}/a{attempt.number}"),
+                reservation=reservation,
+                on_event=self._attempts.listener(attempt),
             )
             attempt.handle = handle
+            if reservation is not None:
+                reservation.release()  # it may have been for more rows than these
             if not attempt.wanted or attempt.drained:  # told before there was a handle to stop
                 handle.cancel()
             return handle.result()
@@ -161,24 +215,28 @@ class Service:
         except engine_errors.DeadlineExceeded as error:
             self._insist(lambda: self._ledger.expire(attempt.job_id, attempt.number), attempt)
             raise Dropped(f"{attempt.job_id}: deadline") from error
-        except (engine_errors.WorkerDied, engine_errors.EngineClosed) as error:
-            raise self._engine_lost(attempt) from error
         except engine_errors.OutOfMemory as error:
             raise Failed("out_of_memory", str(error)) from error
         except engine_errors.RowFailed as error:
             raise Failed("row_failed", str(error)) from error
+        except engine_errors.InvalidRequest:
+            raise
+        except engine_errors.EngineError as error:  # WorkerDied, EngineClosed, or its loop has failed
+            raise self._engine_lost(attempt) from error
 
     def _publish(self, job: Job, attempt: Attempt, output: Output) -> JobResult:
         self._attempts.uploading(attempt)
-        upload = self._publisher.upload(job, attempt.number, output, lambda: attempt.wanted)
+        upload = self._publisher.upload(
+            job, attempt.number, output, lambda: attempt.wanted, stop=attempt.over
+        )
         try:
             if not attempt.wanted:
                 raise self._ended(attempt)
             if self._publisher.storage.conditional_put:
-                return self._commit(attempt, self._publisher.commit(upload))
+                return self._commit(attempt, self._store(lambda: self._publisher.commit(upload), attempt))
             # This store cannot say who came first, so the ledger does.
             result = self._commit(attempt, self._publisher.result(upload.manifest, upload.key))
-            self._publisher.commit(upload)
+            self._store(lambda: self._publisher.commit(upload), attempt)
             return result
         finally:
             self._publisher.forget(upload)
@@ -212,6 +270,14 @@ class Service:
         while True:
             try:
                 return call()
-            except (redis.ConnectionError, redis.TimeoutError) as error:
+            except redis.RedisError as error:
+                if not _passes(error):
+                    raise
                 if self._stop.wait(_REDIS_PAUSE_S) or not (attempt is None or attempt.wanted):
                     raise GivenBack("the ledger does not answer") from error
+
+
+def _passes(error: redis.RedisError) -> bool:
+    """Whether Redis may answer later: it is away, full, cannot write its file, or is a replica at this moment."""
+    away = redis.ConnectionError | redis.TimeoutError | OutOfMemoryError | ReadOnlyError
+    return isinstance(error, away) or str(error).startswith(("MISCONF", "NOREPLICAS", "BUSY"))

@@ -31,6 +31,8 @@ ENVIRONMENT = {
     "SAGGAR_LEASE_S": "lease_s",
     "SAGGAR_AGE_BOUND_S": "age_bound_s",
     "SAGGAR_GRACE_S": "grace_s",
+    "SAGGAR_WATCHDOG_S": "watchdog_s",
+    "SAGGAR_MAX_RESTARTS": "max_restarts",
     "SAGGAR_LOG_LEVEL": "log_level",
 }
 
@@ -59,6 +61,14 @@ class WorkerSettings(BaseModel):
     lease_s: float = Field(60.0, gt=0, description="how long a job may be held without a sign of life")
     age_bound_s: float = Field(60.0, gt=0, description="a key older than this begins the next batch")
     grace_s: float = Field(30.0, ge=0, description="time for the running batch to finish after SIGTERM")
+    watchdog_s: float = Field(
+        60.0,
+        ge=0,
+        description="a worker that does nothing for so long while jobs wait is started anew; 0: never",
+    )
+    max_restarts: int = Field(
+        5, ge=0, description="crashes within ten minutes after which the worker gives up"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")
@@ -83,6 +93,16 @@ class WorkerSettings(BaseModel):
         The engine's room limits what it takes; this many threads keep it busy while a slow store holds up uploads.
         """
         return self.concurrency or max(64, 8 * self.max_batch)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a worker says that it lives: a few times within a lease, however short."""
+        return min(3.0, self.lease_s / 4)
+
+    @property
+    def liveness_s(self) -> float:
+        """A worker that is silent for so long is dead."""
+        return 5 * self.heartbeat_s
 
     @property
     def owner(self) -> str:

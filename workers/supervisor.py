@@ -17,6 +17,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from saggar.workers.settings import WorkerSettings
+    from saggar.workers.watchdog import Watchdog
 
 log = logging.getLogger("saggar.supervisor")
 
@@ -37,9 +42,20 @@ class Supervisor:
     grace_s: float
     max_restarts: int = 5
     window_s: float = 600.0
+    watchdog: Watchdog | None = None
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False)
     _interrupts: int = 0
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, environ: Mapping[str, str]) -> Self:
+        """For a worker with these settings; `environ` hands them on."""
+        watchdog = None
+        if settings.role == "model" and settings.watchdog_s:
+            from saggar.workers.watchdog import Watchdog
+
+            watchdog = Watchdog(settings.jobs, settings.name, settings.watchdog_s)
+        return cls(environ, settings.grace_s, settings.max_restarts, watchdog=watchdog)
 
     def run(self) -> int:
         """Blocks until the worker has ended for good; its exit status."""
@@ -72,9 +88,15 @@ class Supervisor:
         self._child = child
         if self._stopping.is_set():  # the signal came between two children
             child.terminate()
-        return self._wait(child)
+        over = threading.Event()
+        if self.watchdog is not None:
+            threading.Thread(target=self.watchdog.watch, args=(child, over), daemon=True).start()
+        try:
+            return self._wait(child, over)
+        finally:
+            over.set()
 
-    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+    def _wait(self, child: subprocess.Popen[bytes], over: threading.Event) -> int:
         deadline: float | None = None
         while True:
             try:
@@ -82,6 +104,7 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 if not self._stopping.is_set():
                     continue
+                over.set()  # it may take its time to end: the watchdog has no say any more
                 deadline = deadline or time.monotonic() + self.grace_s + 2.0
                 if time.monotonic() > deadline or self._interrupts > 1:
                     log.error("the worker did not end in time: killing it")
@@ -114,7 +137,7 @@ def main() -> int:
     settings = WorkerSettings.from_parent()
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     watch_parent()
-    return Supervisor(os.environ, grace_s=settings.grace_s).run()
+    return Supervisor.of(settings, os.environ).run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The ledger: one record for each job, every transition one small Lua script."""
 
 from saggar.jobs.ledger.ledger import Ledger, cancel_channel
-from saggar.jobs.ledger.message import PUT_HEADER, TASK, job_message
+from saggar.jobs.ledger.message import PUT_HEADER, TASK, alone_key, is_alone, job_message
 from saggar.jobs.ledger.parse import Cancelled, Ending, NotStarted, Orders, Page, Started, Submitted
 from saggar.jobs.ledger.reconcile import Reconciled, reconcile
 
@@ -17,7 +17,9 @@ __all__ = [
     "Reconciled",
     "Started",
     "Submitted",
+    "alone_key",
     "cancel_channel",
+    "is_alone",
     "job_message",
     "reconcile",
 ]

@@ -122,16 +122,21 @@ class Ledger:
         error: JobError,
         card: ModelCard | None = None,
         not_before: datetime | None = None,
+        *,
+        delay_s: float = 0.0,
+        alone: bool = False,
     ) -> bool:
-        """Another attempt under a new message, not before a time; the caller acknowledges the old message.
-        False: fenced. A job that shall stop ends here."""
+        """Another attempt under a new message at the job's old place, not before a time, or not before
+        `delay_s` from now on Redis's clock; `alone`: under a batch key of its own. The caller acknowledges
+        the old message. False: fenced. A job that shall stop ends here."""
         record = self.get(job_id)
         if record is None:
             return False
         put = record.put + (0 if record.state == "queued" else 1)  # queued: this very call was sent before
-        message = job_message(record.job, card, put=put, extras=record.extras, eta_us=micros(not_before))
+        eta_us = micros(not_before)
+        message = job_message(record.job, card, put=put, extras=record.extras, eta_us=eta_us, alone=alone)
         data: Data = {"kind": error.kind, "message": error.message}
-        return self._run(self.ops.retry(job_id, attempt, message, put, data))
+        return self._run(self.ops.retry(job_id, attempt, message, put, data, delay_s))
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> parse.Ending:
         """Success: result, terminal event and Celery's result at once. Only for the current attempt."""

@@ -17,16 +17,35 @@ TASK = "saggar.generate"
 PUT_HEADER = "job_put"  # which message of the job this is; absent: the first
 
 
+_ALONE = "alone:"  # a batch key that no other job has; all others are JSON
+
+
+def alone_key(job_id: str) -> str:
+    """The batch key under which a suspect waits, so that its next crash harms nobody else."""
+    return _ALONE + job_id
+
+
+def is_alone(key: str) -> bool:
+    """Whether a batch key is a suspect's."""
+    return key.startswith(_ALONE)
+
+
 def micros(time: datetime | None) -> int:
     """Microseconds since the epoch; 0 for None."""
     return round(time.timestamp() * 1_000_000) if time else 0
 
 
 def job_message(
-    job: Job, card: ModelCard | None, *, put: int = 1, extras: str = "", eta_us: int | None = None
+    job: Job,
+    card: ModelCard | None,
+    *,
+    put: int = 1,
+    extras: str = "",
+    eta_us: int | None = None,
+    alone: bool = False,
 ) -> LaneMessage:
     """The `put`-th message of a checked job. `extras` is JSON of {"headers": ..., "embed": ...}: what links,
-    groups and chords of Celery need; `eta_us` overrides the job's own not_before."""
+    groups and chords of Celery need; `eta_us` overrides the job's own not_before; `alone`: it shares no batch."""
     more: dict[str, dict[str, Json]] = json.loads(extras) if extras else {}
     headers = dict(more.get("headers", {}))
     if not extras:  # the ledger stores Celery's result itself; links and chords need Celery to do so too
@@ -38,7 +57,7 @@ def job_message(
         job.id,
         lane_name(job.model),
         priority_class=job.priority_class,
-        batch_key=batch_key(job, card),
+        batch_key=alone_key(job.id) if alone else batch_key(job, card),
         rows=job.num_outputs,
         eta_us=micros(job.not_before) if eta_us is None else eta_us,
         headers=headers,

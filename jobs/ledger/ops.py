@@ -80,8 +80,11 @@ class Ops:
     def requeue(self, job_id: str, attempt: int, reason: str) -> Op[bool]:
         return Op("requeue", [job_id, attempt, compact({"reason": reason})], lambda reply: reply != "fenced")
 
-    def retry(self, job_id: str, attempt: int, message: LaneMessage, put: int, data: Data) -> Op[bool]:
-        args: list[Argument] = [job_id, attempt, put, self._base(message.lane), compact(data)]
+    def retry(
+        self, job_id: str, attempt: int, message: LaneMessage, put: int, data: Data, delay_s: float = 0.0
+    ) -> Op[bool]:
+        delay_us = round(delay_s * 1e6)
+        args: list[Argument] = [job_id, attempt, put, self._base(message.lane), compact(data), delay_us]
         return Op(
             "retry", [*args, *message.args()], lambda reply: reply not in ("fenced", "unknown", "changed")
         )
@@ -97,7 +100,7 @@ class Ops:
                 raise NotRetryable(f"job {job_id} is {state} (allowed: failed or cancelled)")
             return reply != "changed"
 
-        return Op("retry", [job_id, "", put, self._base(message.lane), "", *message.args()], read)
+        return Op("retry", [job_id, "", put, self._base(message.lane), "", 0, *message.args()], read)
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> Op[parse.Ending]:
         stored = result.model_dump_json(exclude_none=True)

@@ -41,4 +41,4 @@ def worker(chores: bool, **flags: object) -> None:
     settings = WorkerSettings.load(flags | ({"role": "chores"} if chores else {}))
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     environ = os.environ | {HANDED_ON: settings.handed_on}
-    sys.exit(Supervisor(environ, grace_s=settings.grace_s).run())
+    sys.exit(Supervisor.of(settings, environ).run())

@@ -115,8 +115,8 @@ end
 
 -- Stores a message. Returns 1, or 0 when this very message (tag and uuid) is already there.
 -- Another message with the same tag is kept and the new one stored beside it: a task that retries
--- publishes its id again while the first delivery is still leased.
-function lane.put(B, tag, uuid, class, key, rows, eta, body)
+-- publishes its id again while the first delivery is still leased. `at` (a time, or nil for now) is its place.
+function lane.put(B, tag, uuid, class, key, rows, eta, body, at)
   local old = lane.read(B, tag)
   if old then
     local other = tag .. '~' .. uuid
@@ -125,7 +125,7 @@ function lane.put(B, tag, uuid, class, key, rows, eta, body)
     tag = other
   end
   local now, due = lane.now(), tonumber(eta)
-  local m = {class = tonumber(class), at = math.max(now, due), rows = tonumber(rows), n = 0, free = 0,
+  local m = {class = tonumber(class), at = tonumber(at) or math.max(now, due), rows = tonumber(rows), n = 0, free = 0,
              uuid = uuid, owner = '', key = key, body = body}
   lane.write(B, tag, m)
   lane.place(B, tag, m, due, now)

@@ -16,7 +16,7 @@
 -- Fields: state, digest, lane, at (time of submit); and where they apply attempt, put (which message is
 -- the valid one, absent: 1), token and owner (of the running attempt), started, ended, step and steps, stop
 -- (cancel or deadline), suspicions, dead, error, deadline, run, quiet (a bulk job of a run), idem,
--- extras (what its message carries beside the id), seq (of its last event).
+-- extras (what its message carries beside the id), seq (of its last event), uploading (nothing executes any more).
 -- Times are microseconds of this server's clock.
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
@@ -28,7 +28,8 @@ local function spec_key(id) return P .. 'spec:' .. id end
 local function result_key(id) return P .. 'result:' .. id end
 local function index(state) return P .. 'state:' .. state end
 
-local FIELDS = {'state', 'attempt', 'put', 'token', 'stop', 'deadline', 'run', 'quiet', 'idem', 'lane', 'at', 'step'}
+local FIELDS = {'state', 'attempt', 'put', 'token', 'stop', 'deadline', 'run', 'quiet', 'idem', 'lane', 'at', 'step',
+                'uploading'}
 
 -- The fields that transitions look at, or nil for an unknown job.
 local function read(id)
@@ -163,7 +164,7 @@ end
 -- Back among the waiting, at its old place. The message is the caller's business.
 local function to_queued(id, job)
   call('HSET', job_key(id), 'state', 'queued')
-  call('HDEL', job_key(id), 'token', 'owner', 'step', 'steps')
+  call('HDEL', job_key(id), 'token', 'owner', 'step', 'steps', 'uploading')
   call('ZREM', index(job.state), id)
   call('ZADD', index('queued'), job.at, id)
 end

@@ -4,5 +4,6 @@ local id, attempt, step, steps, kind, data = unpack(ARGV)
 local job = read(id)
 if not job or job.state ~= 'running' or job.attempt ~= tonumber(attempt) then return 'fenced' end
 call('HSET', job_key(id), 'step', step, 'steps', steps)
+if kind == 'uploading' then call('HSET', job_key(id), 'uploading', '1') end
 if kind ~= '' then emit(id, job, kind, data) end
 return job.stop or 'go'

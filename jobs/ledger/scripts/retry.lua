@@ -1,8 +1,10 @@
 -- Another attempt under a new message. From a worker (`attempt` given): of the running attempt.
 -- From a producer (`attempt` ''): of a failed or cancelled job, its history kept, its suspicions dropped.
--- `put` is the number of the new message: one more than the one the caller saw.
+-- `put` is the number of the new message: one more than the one the caller saw. A worker's comes to its old
+-- place, `delay` microseconds from now by this server's clock.
 -- -> state after it | fenced | unknown | changed (read again) | refused STATE
-local id, attempt, put, base, data = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local id, attempt, put, base, data, delay = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
+local tag, uuid, class, batch_key, rows, eta, body = unpack(ARGV, 7, 13)
 local job, key = read(id), job_key(id)
 if not job then return 'unknown' end
 local mine = attempt == '' or job.attempt == tonumber(attempt)
@@ -28,5 +30,6 @@ end
 call('HSET', key, 'put', put)
 to_queued(id, job)
 emit(id, job, 'retrying', data)
-lane_put(base, unpack(ARGV, 6, 12))
+if delay > 0 then eta = lane.num(lane.now() + delay) end
+lane_put(base, tag, uuid, class, batch_key, rows, eta, body, attempt ~= '' and job.at or nil)
 return 'queued'

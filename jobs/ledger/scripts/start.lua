@@ -1,20 +1,22 @@
 -- A worker takes the job up: the attempt counts one more, and any earlier one is fenced off.
 -- `token` names the delivery; `put` the message it came with ('' = not known).
--- -> {started, attempt, spec, suspicions, digest} | {ended, state} | {stale} | {unknown}
+-- -> {started, attempt, spec, suspicions, digest, 1 if the attempt before this one crashed} | {ended, state}
+--    | {stale} | {unknown}
 local id, owner, token, put = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local job, key = read(id), job_key(id)
 if not job then return {'unknown'} end
 if TERMINAL[job.state] then return {'ended', job.state} end
 if put ~= '' and tonumber(put) ~= job.put then return {'stale'} end
 local again = job.state == 'running' and job.token == token -- the call was sent twice
+local crashed = not again and job.state == 'running' and job.step and not job.uploading
 if not again then
   if not job.stop and job.deadline and tonumber(job.deadline) <= lane.now() then job.stop = 'deadline' end
   if job.stop then return {'ended', stop(id, job)} end
   -- Only an attempt that was executing when its worker vanished makes the job a suspect.
-  if job.state == 'running' and job.step then call('HINCRBY', key, 'suspicions', 1) end
+  if crashed then call('HINCRBY', key, 'suspicions', 1) end
   job.attempt = call('HINCRBY', key, 'attempt', 1)
   call('HSET', key, 'state', 'running', 'owner', owner, 'token', token, 'started', lane.num(lane.now()))
-  call('HDEL', key, 'step', 'steps')
+  call('HDEL', key, 'step', 'steps', 'uploading')
   if job.state == 'queued' then
     call('ZREM', index('queued'), id)
     call('ZADD', index('running'), job.at, id)
@@ -22,4 +24,4 @@ if not again then
   emit(id, job, 'started', '{"owner":' .. cjson.encode(owner) .. '}')
 end
 local v = call('HMGET', key, 'suspicions', 'digest')
-return {'started', job.attempt, call('GET', spec_key(id)), tonumber(v[1] or 0), v[2]}
+return {'started', job.attempt, call('GET', spec_key(id)), tonumber(v[1] or 0), v[2], crashed and 1 or 0}

@@ -1,0 +1,129 @@
+"""A worker that harms itself: `python -m tests.chaos.sabotage HOW`, otherwise as saggar.workers.lifecycle.
+
+What production code must bear is done to it from outside, by replacing a method; it knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+
+def dies_after(owner: type, name: str, when: Callable[..., bool] = lambda *_, **__: True) -> None:
+    """SIGKILL as soon as the method, called so, has returned something."""
+    method = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        answer = method(*args, **kwargs)
+        if answer and when(*args):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(owner, name, wrapped)
+
+
+def dies_after_claim() -> None:
+    from saggar.jobs.lanes.lanes import Lanes
+
+    dies_after(Lanes, "take")
+
+
+def dies_after_start() -> None:
+    from saggar.jobs.ledger import Ledger
+
+    dies_after(Ledger, "start")
+
+
+def dies_while_executing() -> None:
+    """Once the ledger has heard that the engine began."""
+    from saggar.workers.attempts import Attempts
+
+    tell = Attempts._tell
+
+    def told(self: Attempts, news: list[Any], now: float) -> None:
+        tell(self, news, now)
+        if any(attempt.phase == "executing" for attempt in news):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Attempts._tell = told  # type: ignore[method-assign]
+
+
+def dies_after_put() -> None:
+    from saggar.storage.s3 import S3Storage
+
+    dies_after(S3Storage, "put", lambda _, key, *__: "/a1/" in key)
+
+
+def dies_after_manifest() -> None:
+    from saggar.workers.publish import Publisher
+
+    dies_after(Publisher, "commit")
+
+
+def dies_after_commit() -> None:
+    from saggar.jobs.ledger import Ledger
+
+    dies_after(Ledger, "commit")
+
+
+def without_heartbeat() -> None:
+    from saggar.jobs.lanes.lanes import Lanes
+
+    Lanes.beat = lambda self: None  # type: ignore[method-assign]
+
+
+def sends_everything_twice() -> None:
+    """As redis-py does when it did not see the reply to a command."""
+    import redis
+
+    execute = redis.Redis.execute_command
+
+    def twice(self: redis.Redis, *args: Any, **options: Any) -> Any:
+        if args[0] in ("EVALSHA", "EVAL"):
+            execute(self, *args, **options)
+        return execute(self, *args, **options)
+
+    redis.Redis.execute_command = twice  # type: ignore[method-assign]
+    pipeline = redis.client.Pipeline.execute
+
+    def pipe_twice(self: redis.client.Pipeline, raise_on_error: bool = True) -> Any:
+        stack = list(self.command_stack)
+        pipeline(self, raise_on_error)
+        self.command_stack = stack
+        return pipeline(self, raise_on_error)
+
+    redis.client.Pipeline.execute = pipe_twice  # type: ignore[method-assign]
+
+
+def shift_clock(seconds: float) -> None:
+    """The machine's clock is wrong: what Python calls the time of day."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + seconds
+    time.time_ns = lambda: now_ns() + int(seconds * 1e9)
+    assert datetime.now(UTC) is not None
+
+
+HOW: dict[str, Callable[[], None]] = {
+    "dies after claim": dies_after_claim,
+    "dies after start": dies_after_start,
+    "dies while executing": dies_while_executing,
+    "dies after put": dies_after_put,
+    "dies after manifest": dies_after_manifest,
+    "dies after commit": dies_after_commit,
+    "without heartbeat": without_heartbeat,
+    "sends everything twice": sends_everything_twice,
+    "clock a minute fast": lambda: shift_clock(60),
+    "clock a minute slow": lambda: shift_clock(-60),
+}
+
+
+if __name__ == "__main__":
+    HOW[sys.argv[1]]()
+    from saggar.workers.lifecycle import main
+
+    sys.exit(main())
