@@ -44,8 +44,11 @@ pytest: .venv/.dev services
 soak: .venv/.dev services
 	$(BIN)/python -m pytest -q -m soak
 
+bench: export OMP_WAIT_POLICY = PASSIVE
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.queue
+	$(BIN)/python -m benchmarks.engine_overhead
+	$(BIN)/python -m benchmarks.batching
 
 fmt: .venv/.dev
 	$(BIN)/ruff format .

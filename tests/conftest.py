@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import redis
 from saggar.workers.servers import RedisServer
 
 from tests.support.weed import S3Server
+
+# Before torch is loaded anywhere: OpenMP's threads spin while they wait, and several processes on few cores stand still.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")
