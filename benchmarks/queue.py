@@ -115,7 +115,7 @@ def plain_celery(url: str, folder: Path, count: int, ours: float) -> Row:
         "def nothing(number):\n    return number\n"
     )
     sys.path.insert(0, str(folder))
-    from plain_app import app, nothing  # type: ignore[import-not-found]  # noqa: PLC0415 - made two lines above
+    from plain_app import app, nothing  # type: ignore[import-not-found]
 
     results = [nothing.delay(number) for number in range(count)]
     command = [

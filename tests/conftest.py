@@ -12,7 +12,7 @@ from saggar.workers.servers import RedisServer
 
 from tests.support.weed import S3Server
 
-# Before torch is loaded anywhere: OpenMP's threads spin while they wait, and several processes on few cores stand still.
+# Before torch is loaded anywhere: OpenMP's threads spin while they wait, and processes on few cores stand still.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
