@@ -64,7 +64,7 @@ FACES = (
     "a car",
     "coffee",
     "a boat",
-    "a bike",
+    "a hat",
     "a computer",
 )
 

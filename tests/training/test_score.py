@@ -21,19 +21,28 @@ def known() -> References:
 
 
 @pytest.fixture(scope="module")
-def pipeline() -> Iterator[FluxPipeline]:
-    yield score.load()
+def pipeline() -> FluxPipeline:
+    return score.load()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make these tests five times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_pictures_are_nearest_to_what_was_asked_for(pipeline: FluxPipeline, known: References) -> None:
     found = score.score_plain(pipeline, known, count=24, how=QUICK)
-    assert found["top1"] >= 0.70  # the goal over 200 prompts is 0.75 at 8 steps; 24 prompts scatter by 0.09
-    assert found["style"] >= 0.80
+    assert found["top1"] >= 0.90  # 200 of 200 when it was released
+    assert found["style"] >= 0.90
 
 
 def test_backgrounds_have_the_asked_colour(pipeline: FluxPipeline, known: References) -> None:
     found = score.score_background(pipeline, known, count=11, how=QUICK)
-    assert found["border"] >= 0.80
+    assert found["border"] >= 0.90
 
 
 def test_random_weights_score_nothing(known: References) -> None:
