@@ -92,6 +92,17 @@ class QueueFull(SaggarError):
         return type(self), (self.lane, self.backlog, self.retry_after_s)
 
 
+class RedisFull(QueueFull):
+    """Redis is at its memory limit. Nothing was queued; workers go on and make room."""
+
+    def __init__(self, lane: str, retry_after_s: float) -> None:
+        super().__init__(lane, 0, retry_after_s)
+        self.args = (f"Redis has no memory left: try again in {retry_after_s:g} s",)
+
+    def __reduce__(self) -> tuple[type[RedisFull], tuple[str, float]]:  # type: ignore[override]
+        return type(self), (self.lane, self.retry_after_s)
+
+
 class WaitTimeout(SaggarError, TimeoutError):
     """The job had not ended when the time was over; it goes on."""
 

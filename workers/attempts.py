@@ -125,11 +125,13 @@ class Attempts:
                 attempt.stop()
 
     def give_back(self) -> None:
-        """Everything in hand, in the ledger: a worker that leaves is no crash. Raises redis.RedisError."""
+        """What waits or executes, in the ledger: a worker that leaves is no crash. Raises redis.RedisError.
+
+        What is being uploaded stays as it is: its manifest may stand in a moment, and then it must not be cancelled.
+        """
         ops = self._ledger.ops
-        self._ledger.runner.run_many(
-            [ops.requeue(one.job_id, one.number, "drained") for one in self.in_hand()]
-        )
+        given = [one for one in self.in_hand() if one.phase != "uploading"]
+        self._ledger.runner.run_many([ops.requeue(one.job_id, one.number, "drained") for one in given])
 
     def busy_beside(self, attempt: Attempt) -> bool:
         """Whether the engine has, or will have, anything but this attempt."""

@@ -105,7 +105,12 @@ class Service:
         attempt = Attempt(job_id, started.attempt, token)
         self._attempts.add(attempt)
         try:
-            checked = self._checked(started, attempt, key)
+            checked = self._checked(started.job)
+            if attempt.number > 1 and (found := self._find(checked, attempt)):
+                return self._commit(attempt, found)
+            if started.stopping:
+                raise self._ended(attempt)
+            self._placed(checked, started, attempt, key)
             return self._attempt(checked, attempt, reservation, started.suspicions >= ALONE_AFTER)
         except Failed as failure:
             raise self._failed(failure, attempt) from failure
@@ -139,27 +144,36 @@ class Service:
         )
         return JobFailed(f"{error.kind}: {error.message}")
 
-    def _checked(self, started: Started, attempt: Attempt, key: str | None) -> Job:
-        """The job against this model's card, and against its past.
-
-        One that was queued before there was a card goes back to wait among those it can run with; one whose worker has
-        just died waits a moment, and after the second time under a key of its own.
-        """
+    def _checked(self, job: Job) -> Job:
+        """The job against this model's card, for it may have been queued before there was one."""
         try:
-            checked = check_job(started.job, self._card)
+            return check_job(job, self._card)
         except InvalidJob as error:
             raise Failed("invalid", str(error)) from error
+
+    def _find(self, job: Job, attempt: Attempt) -> JobResult | None:
+        """What an earlier attempt has left whole in the store."""
+        try:
+            return self._store(lambda: self._publisher.find(job), attempt)
+        except (StorageRefused, Conflict) as error:
+            raise Failed("storage", str(error)) from error
+        except StorageUnavailable as error:
+            raise self._ended(attempt) from error
+
+    def _placed(self, job: Job, started: Started, attempt: Attempt, key: str | None) -> None:
+        """Whether it came by the right message. Dropped when it gets another one: a job whose worker has just died
+        waits a moment, after the second time under a key of its own; one queued without a card waits under its key.
+        """
         crashes = started.suspicions
         if crashes > ALONE_AFTER:
             raise Failed("worker_died", f"its worker died {crashes} times while executing it", dead=True)
         alone = crashes >= ALONE_AFTER
-        place = alone_key(checked.id) if alone else batch_key(checked, self._card)
+        place = alone_key(job.id) if alone else batch_key(job, self._card)
         if started.crashed:
             pause = _RETRY_PAUSE_S * 2 ** (crashes - 1)
             self._again(attempt, "worker_died", "its worker died while executing it", pause, alone)
         if key is not None and key != place:
             self._again(attempt, "rekeyed", "waits under another batch key", 0.0, alone)
-        return checked
 
     def _again(self, attempt: Attempt, kind: str, message: str, delay_s: float, alone: bool) -> NoReturn:
         why = JobError(kind=kind, message=message)
@@ -173,8 +187,6 @@ class Service:
 
     def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None, alone: bool) -> JobResult:
         try:
-            if attempt.number > 1 and (found := self._store(lambda: self._publisher.find(job), attempt)):
-                return self._commit(attempt, found)
             if alone:
                 self._wait_for_an_empty_engine(attempt)
             output = self._generate(job, attempt, reservation)

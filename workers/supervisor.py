@@ -65,14 +65,14 @@ class Supervisor:
         while True:
             status = self._run_once()
             if self._stopping.is_set() or status in (0, REFUSED):
-                return status
+                return 0 if status == -signal.SIGTERM else status  # it was still loading
             now = time.monotonic()
             crashes.append(now)
             while crashes[0] < now - self.window_s:
                 crashes.popleft()
             if len(crashes) > self.max_restarts:
                 log.error("the worker crashed %d times in %.0f s: giving up", len(crashes), self.window_s)
-                return status
+                return status if status > 0 else 128 - status  # as a shell says it
             pause = min(0.5 * 2 ** (len(crashes) - 1), 15.0)
             log.error("the worker ended with status %d: starting it again in %.1f s", status, pause)
             if self._stopping.wait(pause):

@@ -44,10 +44,10 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
             raise Ignore(str(dropped)) from dropped
         except GivenBack as back:
             raise Reject(str(back), requeue=True) from back
-        except (
-            redis.RedisError
-        ) as error:  # the ledger refuses: nothing can be said of the job, so it must come again
-            log.error("%s: the ledger refuses: %s", job_id, error)
+        except (Ignore, JobFailed):
+            raise
+        except Exception as error:  # nothing could be said of the job: it must come again, and not for ever
+            log.exception("%s: neither done nor failed", job_id)
             raise Reject(str(error), requeue=True) from error
         finally:
             if reservation is not None:

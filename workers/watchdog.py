@@ -49,20 +49,20 @@ class Watchdog:
         self._lane = lane_name(model)
         self._patience_s = patience_s
         self._clock = clock
-        self._since: float | None = None
+        self._since = 0.0
         self._last: Sight | None = None
 
     def watch(self, child: subprocess.Popen[bytes], over: threading.Event) -> None:
         """Until `over`; kills the child when it is stuck. In a thread of its own."""
         owner = None
-        self._last = self._since = None
+        self._last = None
         while not over.wait(self._patience_s / LOOKS):
             try:
                 owner = owner or self._owner(child.pid)
                 if owner is None or not self.stuck(self._look(owner)):
                     continue
             except redis.RedisError:
-                self._last = self._since = None  # nobody fetches from a Redis that is away
+                self._last = None  # nobody fetches from a Redis that is away
                 continue
             if not over.is_set():
                 log.error("the worker did nothing for %.0f s while jobs waited: killing it", self._patience_s)
@@ -72,10 +72,10 @@ class Watchdog:
     def stuck(self, sight: Sight) -> bool:
         """Whether this look, after those before it, says so."""
         now = self._clock()
-        if not sight.work or self._last is None or sight.sign != self._last.sign:
+        if self._last != sight or not sight.work:
             self._since = now
         self._last = sight
-        return sight.work and self._since is not None and now - self._since >= self._patience_s
+        return now - self._since >= self._patience_s
 
     def _owner(self, pid: int) -> str | None:
         """The name under which the child holds jobs; None while it still loads."""

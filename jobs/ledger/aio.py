@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from saggar.jobs.ledger.ledger import outcome
-from saggar.jobs.ledger.script import Op, Reply, Scripts
+from saggar.jobs.ledger.script import Op, Reply, Scripts, knows_flags
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -20,24 +20,41 @@ class AsyncRunner:
 
     def __init__(self, client: redis.asyncio.Redis, settings: JobSettings) -> None:
         self.client = client
-        self._scripts = Scripts(settings)
+        self._settings = settings
+        self._known: Scripts | None = None
+
+    async def _scripts(self) -> Scripts:
+        from redis import ResponseError
+
+        if self._known is None:
+            try:
+                info = cast("dict[str, object]", await self.client.info("server"))
+            except ResponseError:  # a server that is not one: of unit tests
+                info = {}
+            self._known = Scripts(self._settings, knows_flags=knows_flags(info))
+        return self._known
 
     async def run(self, op: Op[T]) -> T:
-        """Raises what the operation's reader raises, and redis.RedisError."""
-        from redis.exceptions import NoScriptError
+        """As ledger.Runner.run."""
+        from redis.exceptions import NoScriptError, OutOfMemoryError
 
+        scripts = await self._scripts()
         try:
-            reply = await self.client.evalsha(self._scripts.hashes[op.script], 0, *op.args)
-        except NoScriptError:
-            reply = await self.client.eval(self._scripts.texts[op.script], 0, *op.args)
+            try:
+                reply = await self.client.evalsha(scripts.hashes[op.script], 0, *op.args)
+            except NoScriptError:
+                reply = await self.client.eval(scripts.texts[op.script], 0, *op.args)
+        except OutOfMemoryError as full:
+            raise (op.when_full or full) from full
         return op.parse(cast("Reply", reply))
 
     async def run_many(self, ops: Sequence[Op[T]]) -> list[T | Exception]:
         """As ledger.Runner.run_many."""
+        scripts = await self._scripts()
         for name in {op.script for op in ops}:
-            await self.client.script_load(self._scripts.texts[name])
+            await self.client.script_load(scripts.texts[name])
         pipe = self.client.pipeline(transaction=False)
         for op in ops:
-            pipe.evalsha(self._scripts.hashes[op.script], 0, *op.args)
+            pipe.evalsha(scripts.hashes[op.script], 0, *op.args)
         replies = cast("list[Reply | Exception]", await pipe.execute(raise_on_error=False))
         return [outcome(op, reply) for op, reply in zip(ops, replies, strict=True)]

@@ -17,7 +17,7 @@ from saggar.jobs.cards import ModelCard
 from saggar.jobs.ledger import parse
 from saggar.jobs.ledger.message import job_message, micros
 from saggar.jobs.ledger.ops import Criteria, Data, EventKind, Ops
-from saggar.jobs.ledger.script import Op, Reply, Scripts
+from saggar.jobs.ledger.script import Op, Reply, Scripts, knows_flags
 from saggar.jobs.record import JobError, JobRecord, JobResult, State
 from saggar.jobs.schema import Job
 
@@ -34,36 +34,56 @@ class Runner:
 
     def __init__(self, client: redis.Redis, settings: JobSettings) -> None:
         self.client = client
-        self._scripts = Scripts(settings)
+        self._settings = settings
+        self._known: Scripts | None = None
+
+    @property
+    def _scripts(self) -> Scripts:
+        from redis import ResponseError
+
+        if self._known is None:
+            try:
+                info = cast("dict[str, object]", self.client.info("server"))
+            except ResponseError:  # a server that is not one: of unit tests
+                info = {}
+            self._known = Scripts(self._settings, knows_flags=knows_flags(info))
+        return self._known
 
     def run(self, op: Op[T]) -> T:
-        """Raises what the operation's reader raises, and redis.RedisError."""
-        from redis.exceptions import NoScriptError
+        """Raises what the operation's reader raises, what the operation makes of a full server, and
+        redis.RedisError."""
+        from redis.exceptions import NoScriptError, OutOfMemoryError
 
+        scripts = self._scripts
         try:
-            reply = self.client.evalsha(self._scripts.hashes[op.script], 0, *op.args)
-        except NoScriptError:
-            reply = self.client.eval(self._scripts.texts[op.script], 0, *op.args)
+            try:
+                reply = self.client.evalsha(scripts.hashes[op.script], 0, *op.args)
+            except NoScriptError:
+                reply = self.client.eval(scripts.texts[op.script], 0, *op.args)
+        except OutOfMemoryError as full:
+            raise (op.when_full or full) from full
         return op.parse(cast("Reply", reply))
 
     def run_many(self, ops: Sequence[Op[T]]) -> list[T | Exception]:
         """All in one round trip. What an operation's reader raises stands in its place; errors of the
         connection are raised, and the whole may be run again."""
+        scripts = self._scripts
         for name in {op.script for op in ops}:
-            self.client.script_load(self._scripts.texts[name])
+            self.client.script_load(scripts.texts[name])
         pipe = self.client.pipeline(transaction=False)
         for op in ops:
-            pipe.evalsha(self._scripts.hashes[op.script], 0, *op.args)
+            pipe.evalsha(scripts.hashes[op.script], 0, *op.args)
         replies = cast("list[Reply | Exception]", pipe.execute(raise_on_error=False))
         return [outcome(op, reply) for op, reply in zip(ops, replies, strict=True)]
 
 
 def outcome(op: Op[T], reply: Reply | Exception) -> T | Exception:
     """The operation's value, or the error that stands for it."""
+    from redis.exceptions import OutOfMemoryError
     from saggar.jobs.errors import SaggarError
 
     if isinstance(reply, Exception):
-        return reply
+        return op.when_full or reply if isinstance(reply, OutOfMemoryError) else reply
     try:
         return op.parse(reply)
     except SaggarError as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, TypedDict, cast
 
-from saggar.jobs.errors import InvalidJob, NotRetryable, UnknownJob
+from saggar.jobs.errors import InvalidJob, NotRetryable, RedisFull, UnknownJob
 from saggar.jobs.lanes import LaneMessage, lane_base
 from saggar.jobs.ledger import parse
 from saggar.jobs.ledger.message import micros
@@ -56,7 +56,7 @@ class Ops:
         args += [settings.max_backlog, micros(job.deadline) or "", job.run or "", job.tenant or ""]
         args += [idem, quiet, extras, *message.args(), *job.tags]
         read = partial(parse.submitted, lane=message.lane, retry_after_s=settings.retry_after_s)
-        return Op("submit", args, read)
+        return Op("submit", args, read, RedisFull(message.lane, settings.retry_after_s))
 
     def start(
         self, job_id: str, owner: str, token: str, put: int | None

@@ -28,13 +28,14 @@ class Submitted:
 @dataclass(frozen=True, slots=True)
 class Started:
     """The attempt is the caller's. `suspicions`: earlier attempts whose worker died while executing it;
-    `crashed`: the last one was such."""
+    `crashed`: the last one was such. `stopping`: it was cancelled or its deadline passed since."""
 
     attempt: int
     job: Job
     suspicions: int
     digest: str
     crashed: bool
+    stopping: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,16 @@ def submitted(reply: Reply, lane: str, retry_after_s: float) -> Submitted:
 def started(reply: Reply) -> Started | NotStarted:
     outcome, *rest = rows(reply)
     if outcome == "started":
-        attempt, spec, suspicions, digest, crashed = rest
+        attempt, spec, suspicions, digest, crashed, stopping = rest
         job = Job.model_validate_json(cast("str", spec))
-        return Started(cast("int", attempt), job, cast("int", suspicions), cast("str", digest), bool(crashed))
+        return Started(
+            cast("int", attempt),
+            job,
+            cast("int", suspicions),
+            cast("str", digest),
+            bool(crashed),
+            bool(stopping),
+        )
     state = cast("State", rest[0]) if rest else None
     return NotStarted(cast("Literal['ended', 'stale', 'unknown']", outcome), state)
 

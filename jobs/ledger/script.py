@@ -7,18 +7,21 @@ record, message and event together. Scripts bear being sent twice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from saggar.jobs.errors import SaggarError
 from saggar.jobs.lanes import LANE_LIB
 from saggar.jobs.settings import JobSettings
 
 T_co = TypeVar("T_co", covariant=True)
 Reply = str | int | None | list["Reply"]
 Argument = str | int
+_ADDS = frozenset({"submit", "replace"})
+_ALLOWED = "#!lua flags=allow-oom\n"
 _FOLDER = Path(__file__).with_name("scripts")
 
 
@@ -30,16 +33,28 @@ class Op(Generic[T_co]):
     script: str
     args: Sequence[Argument]
     parse: Callable[[Reply], T_co]
+    when_full: SaggarError | None = None
+    """What a server without memory means for the caller; None: the server's own error."""
 
 
 class Scripts:
     """The texts and hashes of all scripts under these settings."""
 
-    def __init__(self, settings: JobSettings) -> None:
+    def __init__(self, settings: JobSettings, *, knows_flags: bool = False) -> None:
+        """`knows_flags`: the server understands a script's flags (`knows_flags` below says so)."""
         self._settings = settings
+        self._knows_flags = knows_flags
 
     @cached_property
     def texts(self) -> dict[str, str]:
+        """A full server takes no new jobs, yet lets those it has come to their end, which makes room."""
+        bare = self._bare
+        if not self._knows_flags:
+            return bare
+        return {name: text if name in _ADDS else _ALLOWED + text for name, text in bare.items()}
+
+    @cached_property
+    def _bare(self) -> dict[str, str]:
         head = LANE_LIB + _constants(self._settings) + (_FOLDER / "common.lua").read_text()
         files = sorted(path for path in _FOLDER.glob("*.lua") if path.stem != "common")
         return {path.stem: f"{head}\n{path.read_text()}" for path in files}
@@ -48,6 +63,11 @@ class Scripts:
     def hashes(self) -> dict[str, str]:
         """As EVALSHA wants them."""
         return {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self.texts.items()}  # noqa: S324
+
+
+def knows_flags(info: Mapping[str, object]) -> bool:
+    """Whether a server understands flags of scripts: Redis 7 and what came of it. `info`: of INFO server."""
+    return int(str(info.get("redis_version", "0")).partition(".")[0]) >= 7
 
 
 def _constants(settings: JobSettings) -> str:

@@ -83,11 +83,9 @@ class LedgerMachine(RuleBasedStateMachine):
             assert answer == NotStarted("ended", self.state[job_id])  # type: ignore[arg-type]
         elif put is not None:
             assert answer == NotStarted("stale")
-        elif job_id in self.stop:
-            assert answer == NotStarted("ended", "cancelled")
-            self.ended(job_id, "cancelled")
         else:
             assert isinstance(answer, Started)
+            assert answer.stopping == (job_id in self.stop)
             assert answer.attempt == self.attempt[job_id] + 1
             self.state[job_id], self.attempt[job_id] = "running", answer.attempt
             if twice:

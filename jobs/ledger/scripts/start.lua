@@ -1,7 +1,9 @@
 -- A worker takes the job up: the attempt counts one more, and any earlier one is fenced off.
 -- `token` names the delivery; `put` the message it came with ('' = not known).
--- -> {started, attempt, spec, suspicions, digest, 1 if the attempt before this one crashed} | {ended, state}
---    | {stale} | {unknown}
+-- -> {started, attempt, spec, suspicions, digest, 1 if the attempt before this one crashed, 1 if it shall stop}
+--    | {ended, state} | {stale} | {unknown}
+-- An attempt that vanished may have written its manifest, and then the job can only succeed: so it does not end
+-- here, and whoever takes it up looks into the store first.
 local id, owner, token, put = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local job, key = read(id), job_key(id)
 if not job then return {'unknown'} end
@@ -11,7 +13,8 @@ local again = job.state == 'running' and job.token == token -- the call was sent
 local crashed = not again and job.state == 'running' and job.step and not job.uploading
 if not again then
   if not job.stop and job.deadline and tonumber(job.deadline) <= lane.now() then job.stop = 'deadline' end
-  if job.stop then return {'ended', stop(id, job)} end
+  if job.stop and job.state == 'running' then call('HSET', key, 'stop', job.stop) end
+  if job.stop and job.state == 'queued' then return {'ended', stop(id, job)} end
   -- Only an attempt that was executing when its worker vanished makes the job a suspect.
   if crashed then call('HINCRBY', key, 'suspicions', 1) end
   job.attempt = call('HINCRBY', key, 'attempt', 1)
@@ -24,4 +27,4 @@ if not again then
   emit(id, job, 'started', '{"owner":' .. cjson.encode(owner) .. '}')
 end
 local v = call('HMGET', key, 'suspicions', 'digest')
-return {'started', job.attempt, call('GET', spec_key(id)), tonumber(v[1] or 0), v[2], crashed and 1 or 0}
+return {'started', job.attempt, call('GET', spec_key(id)), tonumber(v[1] or 0), v[2], crashed and 1 or 0, job.stop and 1 or 0}
