@@ -51,6 +51,8 @@ class ModelCard(BaseModel):
     max_batch: int = Field(default=1, ge=1)
     revision: str = ""
     formats: list[str] = ["png"]
+    inputs: list[str] = []  # the kinds of files it takes: image, mask, audio, video
+    loras: bool = False
     numerics: str = ""
 
     @cached_property
@@ -92,6 +94,7 @@ def check_job(job: Job, card: ModelCard) -> Job:
     """
     if job.task not in card.tasks:
         raise InvalidJob("task", f"{shown(job.task)} is not served by {card.model}", ", ".join(card.tasks))
+    _check_extras(job, card)
     params = card.checker.check(job.params)
     _check_limits(job, params, card.limits)
     output = job.output
@@ -107,6 +110,16 @@ def check_job(job: Job, card: ModelCard) -> Job:
 def with_seed(job: Job) -> Job:
     """The job with a seed chosen at random if it has none, so that every attempt makes the same."""
     return job if job.seed is not None else job.model_copy(update={"seed": randbits(SEED_BITS)})
+
+
+def _check_extras(job: Job, card: ModelCard) -> None:
+    """What a model cannot use is refused, never ignored."""
+    taken = ", ".join(card.inputs) or "none"
+    for kind, uris in job.inputs:
+        if uris and kind not in card.inputs:
+            raise InvalidJob(f"inputs.{kind}", f"is not taken by {card.model}", f"inputs: {taken}")
+    if job.loras and not card.loras:
+        raise InvalidJob("loras", f"are not taken by {card.model}", "none")
 
 
 def _check_limits(job: Job, params: dict[str, ParamValue], limits: Limits) -> None:

@@ -136,6 +136,8 @@ CASES: list[tuple[dict[str, object], str, str]] = [
     (uri("https://host/" + "a" * 2048), "inputs.image[0]", "at most 2048"),
     ({"inputs": {"image": ["s3://b/k"] * 17}}, "inputs.image", "at most 16"),
     # adapters
+    ({"inputs": {"image": ["s3://bucket/a.png"]}}, "inputs.image", "inputs: none"),
+    ({"loras": [{"name": "a"}]}, "loras", "none"),
     ({"loras": [{"name": "a", "scale": NAN}]}, "loras[0].scale", "no NaN"),
     ({"loras": [{"name": "a", "scale": INF}]}, "loras[0].scale", "no infinity"),
     ({"loras": [{"name": "a", "scale": 99}]}, "loras[0].scale", "<= 16"),
