@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import redis
     from saggar.jobs.settings import JobSettings
 
+DAY_S = 24 * 3600
 SEED_BITS = 32  # of a seed chosen for a job that has none: short enough to be typed again
 
 
@@ -169,6 +170,7 @@ class Cards:
         self._redis.hset(self._key, card.model, card.model_dump_json())
         seconds, _micros = self._time()
         self._redis.zadd(self._workers(card.model), {worker_id: seconds})
+        self._redis.zremrangebyscore(self._workers(card.model), "-inf", seconds - DAY_S)
 
     def leave(self, model: str, worker_id: str) -> None:
         """The worker no longer serves the model; the card stays."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from saggar.engine.handle import Reservation
@@ -54,16 +54,14 @@ class EngineAppetite:
             rows=self._max_batch if begin else 0, open_key=room.open_key, room=room.room, urgent=urgent
         )
 
-    def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:
-        each = rows // len(tags)
-        extra = rows - each * len(tags)
+    def fetched(self, lane: str, key: str, priority_class: int, rows: Mapping[str, int]) -> None:
         with self._lock:
             if priority_class == PRIORITY_CLASSES["interactive"]:
-                self._urgent.update(tags)
+                self._urgent.update(rows)
             if is_alone(key):
-                self._alone.update(tags)
-            for index, tag in enumerate(tags):
-                self._reserved[tag] = self._engine.reserve(key, each + (index < extra))
+                self._alone.update(rows)
+            for tag, count in rows.items():
+                self._reserved[tag] = self._engine.reserve(key, count)
 
     def take(self, tag: str) -> Reservation | None:
         """The reservation of a message whose task now speaks to the engine itself."""
@@ -78,6 +76,6 @@ class EngineAppetite:
             reservation.release()
 
     def _urgent_left(self) -> int:
-        """Rows of interactive jobs that are fetched although the engine has no seat: they overtake in the engine."""
+        """How many interactive jobs are fetched although the engine has no seat: they overtake in the engine."""
         with self._lock:
             return max(0, URGENT_SEATS - len(self._urgent))

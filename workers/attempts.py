@@ -48,15 +48,18 @@ class Attempt:
     over: threading.Event = field(default_factory=threading.Event)
     handle: Stoppable | None = None
     told: tuple[Phase, int] = ("waiting", 0)
+    told_at: float = 0.0
+    batch: dict[str, str | int | float | None] = field(default_factory=dict)
     checked_at: float = field(default_factory=time.monotonic)
 
     @property
     def wanted(self) -> bool:
         return not self.over.is_set()
 
-    @property
-    def news(self) -> bool:
-        return (self.phase, self.step) != self.told
+    def has_news(self, now: float, pulse_s: float) -> bool:
+        """A new phase at once, a new step after a pulse."""
+        phase, step = self.told
+        return self.phase != phase or (self.step != step and now - self.told_at >= pulse_s)
 
     def stop(self) -> None:
         """Ends the request before its next step, if the engine has it."""
@@ -95,6 +98,7 @@ class Attempts:
         def listen(event: EngineEvent) -> None:
             attempt.step, attempt.steps = event.step, event.steps or attempt.steps
             if event.kind == "started":
+                attempt.batch = {"batch_id": event.batch_id, "batch_size": event.batch_size}
                 attempt.phase = "executing"
                 self._bell.set()
 
@@ -149,6 +153,8 @@ class Attempts:
                 self.pulse()
             except redis.RedisError as error:
                 log.warning("the ledger does not answer, progress waits: %s", error)
+            except Exception:  # one attempt must not silence those of the others
+                log.exception("progress could not be told")
             self._bell.clear()
             # A bell ends the wait early, yet no more than twenty round trips are made in a second.
             self._closed.wait(0.05)
@@ -159,7 +165,7 @@ class Attempts:
         now = time.monotonic()
         news, silent = [], []
         for attempt in self.in_hand():
-            if attempt.news:
+            if attempt.has_news(now, self._pulse_s):
                 news.append(attempt)
             elif now - attempt.checked_at > CHECK_S:
                 silent.append(attempt)
@@ -182,7 +188,7 @@ class Attempts:
                     step,
                     attempt.steps,
                     kind="uploading" if phase == "uploading" else "progress",
-                    data={},
+                    data=dict(attempt.batch),
                 )
                 for attempt, phase, step in notes
             ]
@@ -190,7 +196,7 @@ class Attempts:
         for (attempt, phase, step), answer in zip(notes, answers, strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            attempt.told, attempt.checked_at = (phase, step), now
+            attempt.told, attempt.told_at, attempt.checked_at = (phase, step), now, now
             self._obey(attempt, answer)
 
     def _obey(self, attempt: Attempt, orders: Orders) -> None:

@@ -105,4 +105,4 @@ class ChoresWorker:
                 redirect_stdouts=False,
             )
             worker.start()
-        return 0
+        return worker.exitcode or 0

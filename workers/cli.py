@@ -66,6 +66,13 @@ def main() -> None:
     except (SaggarError, ServerError, StorageError, EngineError) as error:
         click.secho(f"saggar: {error}", fg="red", err=True)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        click.secho(
+            f"saggar: {error.name} is not installed: pip install 'saggar[worker,embedded,s3]'",
+            fg="red",
+            err=True,
+        )
+        sys.exit(2)
     except redis.ConnectionError as error:
         click.secho(f"saggar: Redis cannot be reached: {error}", fg="red", err=True)
         sys.exit(2)

@@ -61,6 +61,8 @@ class Housekeeper:
                 self.look_after()
             except (redis.RedisError, StorageError) as error:
                 log.warning("housekeeping waits for the next round: %s", error)
+            except Exception:  # one record that cannot be read must not end what looks after all others
+                log.exception("housekeeping failed, next round in %.0f s", self._every_s)
 
     def _my_turn_to_sweep(self, storage: Storage) -> bool:
         key = f"{self._settings.key_prefix}swept:{storage.url}"

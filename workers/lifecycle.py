@@ -28,6 +28,7 @@ from saggar.jobs.record import JobError
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, StorageSettings, open_storage
 from saggar.storage.errors import StorageConfigError, StorageRefused
+from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool
 from saggar.workers.app import make_app
 from saggar.workers.appetite import EngineAppetite
@@ -67,7 +68,8 @@ class ModelWorker:
         with ExitStack() as stack:
             worker = self._start(stack)
             worker.start()
-        return ENGINE_LOST if self._lost.is_set() else 0
+        # Celery answers an unrecoverable error by stopping in order, and only its exit code tells.
+        return ENGINE_LOST if self._lost.is_set() else worker.exitcode or 0
 
     def _start(self, stack: ExitStack) -> Worker:
         settings = self._settings
@@ -75,7 +77,9 @@ class ModelWorker:
         stack.callback(client.close)
         storage = _open_store(settings)
         stack.callback(storage.close)
-        storage.probe()
+        retrying(
+            storage.probe, lambda _: True, backoff=Backoff(), stop=self._stopping
+        )  # a store may come up later
         engine = stack.enter_context(Engine.make(_engine_config(settings)))
         card = to_card(engine.info, settings.name, settings.max_batch)
 
@@ -102,10 +106,12 @@ class ModelWorker:
         lanes.on_dead(lambda _lane, job_id: _bury(ledger, job_id))
         engine.on_room(lanes.wake)
         self._listen_for_cancels(client, attempts)
-        self._keep_card(Cards(client, settings.jobs), card, lanes, lane)
+        cards = Cards(client, settings.jobs)
+        self._keep_card(cards, card, lanes, lane)
         self._watch_engine(engine)
         late.fill(appetite)
         self._drain_on_shutdown(lambda: self._drain(appetite, attempts, lanes, service))
+        stack.callback(_leave_quietly, cards, card.model, lanes.owner)
         log.info("serving %s from %s, batches of %d, into %s", card.model, lane, card.max_batch, storage.url)
         worker: Worker = app.Worker(
             pool="threads",
@@ -187,8 +193,8 @@ class ModelWorker:
             while not self._stopping.wait(CARD_REFRESH_S):
                 try:
                     publish()
-                except redis.RedisError as error:
-                    log.warning("the model card could not be refreshed: %s", error)
+                except Exception:  # whatever it is, the next round may find it mended
+                    log.warning("the model card could not be refreshed", exc_info=True)
 
         threading.Thread(target=refresh, name="saggar-card", daemon=True).start()
 
@@ -233,6 +239,14 @@ def _spool(settings: WorkerSettings, storage: Storage, stack: ExitStack) -> Spoo
     return spool
 
 
+def _leave_quietly(cards: Cards, model: str, worker: str) -> None:
+    """Nobody counts on this worker any more; if Redis is away, its entry grows old by itself."""
+    try:
+        cards.leave(model, worker)
+    except redis.RedisError as error:
+        log.info("the model card's worker could not be taken off: %s", error)
+
+
 def _bury(ledger: Ledger, job_id: str) -> None:
     ledger.bury(job_id, JobError(kind="dead", message="delivered too often without an end"))
 
@@ -256,6 +270,7 @@ def main() -> int:
     """The exit status: REFUSED when starting again would end the same way."""
     settings = WorkerSettings.from_parent()
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    logging.getLogger("celery.pool").setLevel(logging.INFO)  # its debug lines hold the messages' bodies
     watch_parent()
     try:
         return (ModelWorker if settings.role == "model" else ChoresWorker)(settings).run()

@@ -4,7 +4,7 @@ The lane is emptied only as fast as there is room in the engine; the rest of the
 worker and every later choice can see it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,8 +32,8 @@ class Appetite(Protocol):
         """`free`: messages that the prefetch limit still allows."""
         ...
 
-    def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:
-        """These messages, one batch key, are now leased and on their way to the task."""
+    def fetched(self, lane: str, key: str, priority_class: int, rows: Mapping[str, int]) -> None:
+        """These messages, one batch key, are now leased and on their way to the task: the rows of each by its tag."""
         ...
 
     def gone(self, tag: str) -> None:
@@ -47,7 +47,7 @@ class PrefetchAppetite:
     def want(self, lane: str, free: int) -> Want:
         return Want(rows=free, urgent=free)
 
-    def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:
+    def fetched(self, lane: str, key: str, priority_class: int, rows: Mapping[str, int]) -> None:
         pass
 
     def gone(self, tag: str) -> None:
@@ -70,9 +70,9 @@ class LateAppetite:
     def want(self, lane: str, free: int) -> Want:
         return self._appetite.want(lane, free) if self._appetite else Want(rows=0)
 
-    def fetched(self, lane: str, key: str, priority_class: int, tags: Sequence[str], rows: int) -> None:
+    def fetched(self, lane: str, key: str, priority_class: int, rows: Mapping[str, int]) -> None:
         if self._appetite:
-            self._appetite.fetched(lane, key, priority_class, tags, rows)
+            self._appetite.fetched(lane, key, priority_class, rows)
 
     def gone(self, tag: str) -> None:
         if self._appetite:

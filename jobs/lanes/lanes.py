@@ -92,7 +92,8 @@ class Lanes:
             self._hold(tags)
             if self._drained_meanwhile():
                 return None
-            self.appetite.fetched(lane, batch.key, batch.priority_class, tags, batch.rows)
+            rows = {str(delivery.tag): delivery.rows for delivery in batch.deliveries}
+            self.appetite.fetched(lane, batch.key, batch.priority_class, rows)
         return batch
 
     def take_one(self, lane: str) -> Batch | None:

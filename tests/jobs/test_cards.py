@@ -111,8 +111,9 @@ def test_the_batch_key_is_canonical() -> None:
     assert batch_key(job, CARD) == '{"height":256,"task":"t2i","width":512}'
     other = check_job(make_job(prompt="b", seed=9, params={"width": 512, "steps": 50}), CARD)
     assert batch_key(other, CARD) == batch_key(job, CARD)
-    lora = check_job(make_job(loras=[{"name": "ink", "scale": 1}]), CARD)
-    assert json.loads(batch_key(lora, CARD))["loras"] == [{"name": "ink", "scale": 1.0}]
+    inked = CARD.model_copy(update={"loras": True})
+    lora = check_job(make_job(loras=[{"name": "ink", "scale": 1}]), inked)
+    assert json.loads(batch_key(lora, inked))["loras"] == [{"name": "ink", "scale": 1.0}]
     assert batch_key(make_job(), None) == '{"task":"t2i"}'
 
 

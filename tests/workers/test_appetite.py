@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from saggar.engine.request import Room
 from saggar.jobs.lanes import Want
 from saggar.workers.appetite import EngineAppetite
@@ -65,20 +64,19 @@ def test_nothing_is_fetched_once_closed_or_while_outputs_have_no_place() -> None
 def test_two_interactive_messages_are_taken_beyond_the_seats_until_they_are_gone() -> None:
     appetite = EngineAppetite(FakeEngine(Room(0, None, 0)), 8)  # type: ignore[arg-type]
     assert appetite.want("gen.x", 64).urgent == 2
-    appetite.fetched("gen.x", "k", 0, ["a", "b"], 2)
+    appetite.fetched("gen.x", "k", 0, {"a": 1, "b": 1})
     assert appetite.want("gen.x", 64).urgent == 0
     appetite.gone("a")
     assert appetite.want("gen.x", 64).urgent == 1
-    appetite.fetched("gen.x", "k", 2, ["c"], 1)
+    appetite.fetched("gen.x", "k", 2, {"c": 1})
     assert appetite.want("gen.x", 64).urgent == 1
 
 
-@pytest.mark.parametrize("rows", [3, 7, 12])
-def test_every_row_fetched_is_reserved_and_released_once(rows: int) -> None:
+def test_every_row_fetched_is_reserved_and_released_once() -> None:
     engine = FakeEngine(Room(8, None, 0))
     appetite = EngineAppetite(engine, 8)  # type: ignore[arg-type]
-    appetite.fetched("gen.x", "k", 2, ["a", "b", "c"], rows)
-    assert sum(one.rows for one in engine.reserved) == rows
+    appetite.fetched("gen.x", "k", 2, {"a": 4, "b": 1, "c": 2})
+    assert [one.rows for one in engine.reserved] == [4, 1, 2]
     assert appetite.take("a") is engine.reserved[0]
     for tag in "abc":
         appetite.gone(tag)

@@ -12,12 +12,20 @@ from saggar.jobs.errors import SaggarError
 from saggar.jobs.settings import JobSettings, connect
 from saggar.storage.base import open_storage
 from saggar.storage.errors import StorageError
+from saggar.workers.commands.jobs import job_settings
 from saggar.workers.servers import ServerError, find_binary
 
 
 @click.command()
-@click.option("--redis", "redis_url", help="Also look at this Redis.  [env: SAGGAR_REDIS_URL]")
-@click.option("--store", help="Also look at this store: s3://bucket/prefix or a folder.")
+@click.option(
+    "--redis",
+    "redis_url",
+    envvar="SAGGAR_REDIS_URL",
+    help="Also look at this Redis.  [env: SAGGAR_REDIS_URL]",
+)
+@click.option(
+    "--store", envvar="SAGGAR_STORE", help="Also look at this store: s3://bucket/prefix or a folder."
+)
 def doctor(redis_url: str | None, store: str | None) -> None:
     """Check the installation, and the Redis and the store that are named. Exits 1 if something is wrong."""
     checks: list[tuple[str, Callable[[], str]]] = [
@@ -27,7 +35,7 @@ def doctor(redis_url: str | None, store: str | None) -> None:
         ("built-in models", _models),
     ]
     if redis_url is not None:
-        checks.append(("redis", lambda: _redis(JobSettings.make(redis_url=redis_url))))
+        checks.append(("redis", lambda: _redis(job_settings(redis_url))))
     if store is not None:
         checks.append(("store", lambda: _store(store)))
     failed = False

@@ -25,17 +25,24 @@ def redis_option(command: F) -> F:
     )(command)
 
 
-def open_client(redis_url: str | None) -> JobClient:
-    """A client by the environment's settings. Raises ConfigError."""
+def job_settings(redis_url: str | None) -> JobSettings:
+    """The environment's settings, with another URL if one is given. Raises ConfigError."""
     settings = JobSettings.from_env()
-    if redis_url is not None:
-        settings = JobSettings.make(**{**settings.model_dump(), "redis_url": redis_url})
-    return JobClient(settings)
+    return (
+        settings
+        if redis_url is None
+        else JobSettings.make(**{**settings.model_dump(), "redis_url": redis_url})
+    )
+
+
+def open_client(redis_url: str | None) -> JobClient:
+    """A client by these settings. Raises ConfigError."""
+    return JobClient(job_settings(redis_url))
 
 
 @click.command()
 @click.argument("prompt")
-@click.option("--model", required=True, help="A served model; `saggar models` lists them.")
+@click.option("--model", required=True, help="A served model; `saggar models served` lists them.")
 @click.option("--negative-prompt")
 @click.option("--seed", type=int, help="Of the first output.  [default: a random one]")
 @click.option("-n", "--num-outputs", type=int, default=1, show_default=True)
@@ -44,7 +51,7 @@ def open_client(redis_url: str | None) -> JobClient:
 )
 @click.option("--format", "format_", type=click.Choice(get_args(Format)), help="[default: the model's first]")
 @click.option("--priority", type=click.Choice(get_args(Priority)), default="normal", show_default=True)
-@click.option("--tag", "tags", multiple=True)
+@click.option("--tag", "tags", multiple=True, callback=lambda _ctx, _option, value: list(value))
 @click.option("--id", "job_id", help="Submitting an id twice queues one job.")
 @click.option("--wait", is_flag=True, help="Wait for the result and print where it is.")
 @redis_option
@@ -61,11 +68,7 @@ def submit(
     if format_ := fields.pop("format_"):
         job["output"] = {"format": format_}
     job |= {"id": job_id} if job_id else {}
-    job |= {
-        name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value
-    }
-    if fields["seed"] is not None:
-        job["seed"] = fields["seed"]
+    job |= {name: value for name, value in fields.items() if value is not None}
     with open_client(redis_url) as client:
         submitted = client.submit(job)
         click.echo(submitted.id)

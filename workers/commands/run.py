@@ -17,8 +17,10 @@ from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError, SaggarError
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings, connect
+from saggar.storage.errors import StorageError
+from saggar.workers.commands.jobs import job_settings
 from saggar.workers.embedded import EmbeddedCluster
-from saggar.workers.runs.follow import Tally, follow_run, progress_line, submit_all
+from saggar.workers.runs.follow import Tally, follow_run, progress_line, retry_failed, submit_all
 from saggar.workers.runs.manifest import Manifest, parse_settings, read_manifest
 from saggar.workers.runs.sheet import write_sheet
 from saggar.workers.settings import DEFAULT_MODEL
@@ -36,7 +38,8 @@ class Place:
 
     settings: JobSettings
     model: str
-    alive: Callable[[], None]
+    embedded: bool
+    alive: Callable[[], None] = lambda: None
 
 
 @click.command()
@@ -76,19 +79,12 @@ def run(
     console = Console(stderr=True)
     defaults: dict[str, object] = {"params": parse_settings(params)}
     run_name = name or _run_name(file)
-    if redis_url is not None:
-        place = Place(JobSettings.make(redis_url=redis_url), model or DEFAULT_MODEL, lambda: None)
-        with JobClient(place.settings) as client:
-            tally = _run(console, client, place, file, defaults, run_name)
-            _finish(console, client, run_name, tally, target if sheet else None)
-    else:
-        flags |= {"model": model, "store": str(target)}
-        with (
-            _embedded(data or target / ".saggar", flags) as place,
-            JobClient(place.settings) as client,
-        ):
-            tally = _run(console, client, place, file, defaults, run_name)
-            _finish(console, client, run_name, tally, target if sheet else None)
+    flags |= {"model": model, "store": str(target), "data": data}
+    with _place(redis_url, target, flags) as place, JobClient(place.settings) as client:
+        tally = _run(console, client, place, file, defaults, run_name)
+        _finish(console, client, run_name, tally)
+        if sheet and tally.ends["succeeded"]:
+            _show(console, client, run_name, target, place)
     sys.exit(1 if tally.failed else 0)
 
 
@@ -98,15 +94,26 @@ def _run_name(file: Path) -> str:
 
 
 @contextmanager
-def _embedded(folder: Path, flags: dict[str, object]) -> Iterator[Place]:
-    open_family(str(flags["model"] or DEFAULT_MODEL))  # a wrong name is told before anything starts
-    with EmbeddedCluster(folder, flags) as cluster:
+def _place(redis_url: str | None, target: Path, flags: dict[str, object]) -> Iterator[Place]:
+    """A cluster's queue, or everything here. Raises ConfigError for flags that say nothing to a cluster."""
+    model = str(flags["model"] or DEFAULT_MODEL)
+    data = flags.pop("data")
+    if redis_url is not None:
+        for name in ("max_batch", "device", "executor"):
+            if flags[name] is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} is the worker's: it says nothing with --redis")
+        if data is not None:
+            raise ConfigError("--data is the embedded queue's folder: it says nothing with --redis")
+        yield Place(job_settings(redis_url), model, embedded=False)
+        return
+    open_family(model)  # a wrong name is told before anything starts
+    with EmbeddedCluster(Path(str(data)) if data else target / ".saggar", flags) as cluster:
 
         def alive() -> None:
             if cluster.worker.poll() is not None:
                 raise WorkerEnded(f"the worker ended; its log {cluster.log} ends with:\n{cluster.log_tail()}")
 
-        yield Place(cluster.settings.jobs, cluster.settings.name, alive)
+        yield Place(cluster.settings.jobs, cluster.settings.name, embedded=True, alive=alive)
 
 
 def _run(
@@ -116,9 +123,11 @@ def _run(
     manifest = read_manifest(file, {"model": place.model, **defaults}, name, lambda job: _checked(card, job))
     _refuse_bad(manifest)
     states = submit_all(client, manifest.jobs)
+    again = retry_failed(client, states)
     done = sum(state == "succeeded" for state in states.values())
     folded = f", {manifest.folded} repeated rows folded" if manifest.folded else ""
-    console.print(f"{len(states)} jobs, {done} done before{folded}; model {card.model}, run {name}")
+    tried = f", {again} failed ones tried again" if again else ""
+    console.print(f"{len(states)} jobs, {done} done before{tried}{folded}; model {card.model}, run {name}")
     with progress_line(console, len(states)) as show:
         tally = follow_run(client, name, states, place.alive, show)
         show(tally)
@@ -133,21 +142,24 @@ def _checked(card: ModelCard, job: Job) -> Job:
 
 
 def _wait_for_card(console: Console, place: Place) -> ModelCard:
+    """A cluster's card is there or not, whoever serves it now; the embedded worker publishes it once it has loaded."""
     client = connect(place.settings)
     try:
         cards = Cards(client, place.settings)
-        deadline = time.monotonic() + _START_TIMEOUT_S
         with console.status(f"loading {place.model} ..."):
-            while True:
-                card = cards.get(place.model)
-                if card is not None and cards.workers_of(place.model):
-                    return card
+            deadline = time.monotonic() + (_START_TIMEOUT_S if place.embedded else 0.0)
+            while (card := cards.get(place.model)) is None:
                 place.alive()
-                if time.monotonic() > deadline:
+                if time.monotonic() >= deadline:
                     raise ConfigError(
-                        f"no worker serves {place.model}: start one with saggar worker --model ..."
+                        f"no worker ever served {place.model}: start one with saggar worker --model ..."
                     )
                 time.sleep(0.1)
+        if not place.embedded and not cards.workers_of(place.model):
+            console.print(
+                f"[yellow]no worker serves {place.model} at this moment: the jobs wait for one[/yellow]"
+            )
+        return card
     finally:
         client.close()
 
@@ -157,11 +169,26 @@ def _refuse_bad(manifest: Manifest) -> None:
         raise ConfigError(f"{len(manifest.bad)} bad rows, nothing was queued:\n{manifest.complaint()}")
 
 
-def _finish(console: Console, client: JobClient, name: str, tally: Tally, target: Path | None) -> None:
+def _finish(console: Console, client: JobClient, name: str, tally: Tally) -> None:
     ends = ", ".join(f"{count} {state}" for state, count in sorted(tally.ends.items()))
     console.print(f"{ends}; mean batch {tally.mean_batch:.1f}; {tally.rate:.1f} jobs/s")
-    if tally.failed:
-        console.print(f"[red]See why: saggar list --run {name} --state failed[/red]")
-    if target is not None and tally.ends["succeeded"]:
+    for record in client.list(run=name, state="failed", limit=3).records if tally.failed else ():
+        assert record.error is not None
+        console.print(f"[red]{record.id}: {record.error.kind}: {record.error.message}[/red]", highlight=False)
+
+
+def _show(console: Console, client: JobClient, name: str, target: Path, place: Place) -> None:
+    """The contact sheet, and what to do next. A sheet that cannot be made is no reason to call the run a failure."""
+    try:
         path = write_sheet(client, name, target / "contact-sheet.png")
-        console.print(f"Look at [bold]{path}[/bold]; every picture lies in {target}/ with a .json beside it.")
+    except (OSError, StorageError) as error:
+        console.print(f"[yellow]no contact sheet: {error}[/yellow]")
+        return
+    console.print(f"Look at [bold]{path}[/bold]", soft_wrap=True)
+    if place.embedded:
+        console.print(f"Every picture lies in {target}/ with a .json beside it. Try next:", soft_wrap=True)
+        console.print("  saggar run my-prompts.txt --to out/mine        one prompt a line", highlight=False)
+        console.print(f"  saggar models inspect {place.model}     what --set can change", highlight=False)
+        console.print(
+            "  README.md, 'A cluster'                         workers in shells of their own", highlight=False
+        )

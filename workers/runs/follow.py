@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import QueueFull, SaggarError
+from saggar.jobs.events import Event
 from saggar.jobs.record import TERMINAL
 from saggar.jobs.schema import Job
 
@@ -69,6 +70,14 @@ def submit_all(client: JobClient, jobs: Sequence[Job]) -> dict[str, str]:
     return states
 
 
+def retry_failed(client: JobClient, states: dict[str, str]) -> int:
+    """Queues again what failed in an earlier round; how many."""
+    failed = [job_id for job_id, state in states.items() if state == "failed"]
+    for job_id in failed:
+        states[job_id] = client.retry(job_id).state
+    return len(failed)
+
+
 def follow_run(
     client: JobClient,
     run: str,
@@ -90,7 +99,7 @@ def follow_run(
             if event.kind == "gap":  # some events are gone: the records say what they said
                 _look_up(client, open_ids, tally)
             cursor = event.cursor
-            if event.ended and event.job in open_ids:
+            if event.job in open_ids and event.ended and _has_ended(client, event):
                 open_ids.discard(event.job)
                 tally.ends[event.kind] += 1
                 if batch := event.data.get("batch_id"):
@@ -102,6 +111,11 @@ def follow_run(
         if open_ids and cursor is None:
             _look_up(client, open_ids, tally)
     return tally
+
+
+def _has_ended(client: JobClient, event: Event) -> bool:
+    """A job may have been tried again after it failed: only its record knows. Success is final."""
+    return event.kind == "succeeded" or client.status(str(event.job)).ended
 
 
 def _look_up(client: JobClient, open_ids: set[str], tally: Tally) -> None:
