@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help demo test lint types fmt pytest soak bench services clean
+.PHONY: help demo cluster test lint types fmt pytest soak bench services clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -20,6 +20,10 @@ help:
 
 demo: .venv/.worker
 	$(BIN)/saggar run examples/prompts.jsonl --to out/demo
+
+# make cluster  a Redis and an S3 server in the foreground, for trying a cluster by hand
+cluster: .venv/.dev
+	$(BIN)/python scripts/servers.py cluster
 
 test: lint types pytest
 

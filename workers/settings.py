@@ -44,7 +44,7 @@ class WorkerSettings(BaseModel):
 
     jobs: JobSettings
     role: Literal["model", "chores"] = "model"
-    model: str = Field(DEFAULT_MODEL, min_length=1, description="a folder, a hub id, or a built-in model")
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="a diffusers folder or a built-in model")
     model_name: str | None = Field(None, description="the public name jobs ask for; default: the model's own")
     store: str = Field("saggar-data/results", min_length=1, description="s3://bucket/prefix or a folder")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")

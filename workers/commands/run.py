@@ -44,7 +44,7 @@ class Place:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--model", help="A folder, a hub id or a built-in model.  [default: saggar/emoji]")
+@click.option("--model", help="A diffusers folder or a built-in model.  [default: saggar/emoji]")
 @click.option("--to", "target", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option(
     "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of every row: --set steps=28."

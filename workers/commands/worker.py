@@ -10,7 +10,7 @@ import click
 
 
 @click.command()
-@click.option("--model", help="A folder, a hub id or a built-in model.  [default: saggar/emoji]")
+@click.option("--model", help="A diffusers folder or a built-in model.  [default: saggar/emoji]")
 @click.option("--model-name", help="The name that jobs ask for.  [default: the model's own]")
 @click.option("--store", help="s3://bucket/prefix or a folder.  [default: saggar-data/results]")
 @click.option("--redis", "redis_url", help="redis://, rediss:// or unix:// URL.  [env: SAGGAR_REDIS_URL]")
@@ -33,7 +33,7 @@ import click
 def worker(chores: bool, **flags: object) -> None:
     """Serve one model from Redis: take compatible jobs, make them in batches, store the results.
 
-    Every flag is also an environment variable: --max-batch is SAGGAR_MAX_BATCH.
+    Flags stand above environment variables; docs/operating.md lists those.
     """
     from saggar.workers.settings import HANDED_ON, WorkerSettings
     from saggar.workers.supervisor import LOG_FORMAT, Supervisor
