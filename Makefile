@@ -8,7 +8,7 @@ BIN := .venv/bin
 .PHONY: help demo cluster test lint types fmt pytest soak bench services clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# make/make/p' Makefile
 
 .venv/.worker: pyproject.toml scripts/install.sh
 	bash scripts/install.sh "$(PYTHON)" "worker,s3,embedded"
