@@ -50,6 +50,7 @@ class Engine:
         self._calls: deque[tuple[Call, Future[list[object]]]] = deque()
         self._paused = False
         self._over: EngineError | None = None
+        self._closed_inside = False
         self._watchers: list[Callable[[], None]] = []
         self._seats_told = 0
         self._thread = threading.Thread(target=self._loop, name="saggar-engine", daemon=True)
@@ -180,13 +181,18 @@ class Engine:
         return [str(path) for path in self.call("stop_profile", folder)]
 
     def close(self) -> None:
-        """End everything: what has not ended gets EngineClosed at the next border. Again: nothing happens."""
+        """End everything: what has not ended gets EngineClosed at the next border. Again: nothing happens.
+
+        From a callback, in the engine's own thread, it returns at once, and the end comes with the callback's.
+        """
         with self._lock:
             self._over = self._over or EngineClosed("the engine was closed")
             self._book.interrupt()
             self._lock.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_S)
+        if threading.current_thread() is self._thread:
+            self._closed_inside = True
+            return
+        self._thread.join(_JOIN_S)
         self._executor.close()
         self._thread.join()
 
@@ -215,6 +221,9 @@ class Engine:
             raise
         else:
             self._give_up(EngineClosed("the engine was closed"))
+        finally:
+            if self._closed_inside:
+                self._executor.close()
 
     def _schedule(self) -> Plan | None:
         """Wait for something to do and return it as a plan; None once the engine is over."""

@@ -247,13 +247,18 @@ class _Turn:
     def _guarded(self, states: list[State], action: Callable[[list[State]], None]) -> None:
         try:
             action(states)
+            return
         except Exception as error:  # noqa: BLE001  (whatever a model raises is that row's error)
-            if len(states) == 1:
-                self._failed[states[0].id] = self._runner.failure(error)
-                return
-            middle = len(states) // 2
-            self._guarded(states[:middle], action)
-            self._guarded(states[middle:], action)
+            failure, memory = self._runner.failure(error), self._runner.means_memory(error)
+        # Out of the handler: only now is what the failed call held free.
+        if memory:
+            self._runner.free_memory()
+        if len(states) == 1:
+            self._failed[states[0].id] = failure
+            return
+        middle = len(states) // 2
+        self._guarded(states[:middle], action)
+        self._guarded(states[middle:], action)
 
     def _line(self, state: State) -> RowReport:
         error, arrays = self._failed.get(state.id), self._arrays.get(state.id, ())

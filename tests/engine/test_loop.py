@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from saggar.engine import (
     Cancelled,
@@ -264,6 +265,29 @@ def test_out_of_memory_halves_the_forward_and_is_learned(make_engine: MakeEngine
     assert engine.stats()["forwards.cond"] == 5 * 2 + 5 * 2 + 5
 
 
+def test_what_a_failed_call_held_is_free_before_its_halves_are_tried(make_engine: MakeEngine) -> None:
+    held: list[weakref.ref[np.ndarray]] = []
+    seen: list[tuple[int, bool]] = []
+
+    class Hungry(Noop):
+        def post_decode(self, states: Any) -> Any:
+            seen.append((len(states), any(ref() is not None for ref in held)))
+            activations = np.zeros(1000)
+            held.append(weakref.ref(activations))
+            if len(states) > 1:
+                raise MemoryError("decoding")
+            return super().post_decode(states)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._FAMILIES, "NoopPipeline", Hungry)
+        engine = make_engine(warmup=())
+    freed: list[int] = []
+    engine._executor._runner.free_memory = lambda: freed.append(len(seen))  # type: ignore[attr-defined]
+    engine.generate([noop(f"r{i}", steps=1) for i in range(4)])
+    assert seen == [(4, False), (2, False), (1, False), (1, False), (2, False), (1, False), (1, False)]
+    assert freed == [1, 2, 5]
+
+
 def test_only_a_single_row_that_does_not_fit_ends_out_of_memory(make_engine: MakeEngine) -> None:
     class Small(Noop):
         def predict(self, rows: Any, branch: str) -> np.ndarray:
@@ -508,6 +532,34 @@ def test_close_ends_what_has_not_ended(make_engine: MakeEngine, mode: str) -> No
     assert not [
         thread for thread in threading.enumerate() if thread.name == "saggar-engine" and thread.is_alive()
     ]
+
+
+@pytest.mark.parametrize("where", ["a step", "the end"])
+def test_close_from_a_callback_ends_the_engine(make_engine: MakeEngine, executor: str, where: str) -> None:
+    engine = make_engine(executor=executor, mode="step_batch", max_batch=1)
+    raised: list[BaseException | None] = []
+
+    def close(*_: object) -> None:
+        try:
+            engine.close()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    engine.pause()
+    first = engine.submit(noop("a", steps=3), on_event=at_step("a", 1, close) if where == "a step" else None)
+    if where == "the end":
+        first.add_done_callback(close)
+    other = engine.submit(noop("b", steps=100_000))
+    pids = [pid for pid in engine.health().pids if executor == "multiproc"]
+    engine.resume()
+    assert isinstance(other.wait(), EngineClosed)
+    assert (first.wait() is None) == (where == "the end")
+    engine._thread.join(10)
+    assert not engine._thread.is_alive()
+    assert raised == [None]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    engine.close()
 
 
 def test_generate_raises_the_first_error_after_all_have_ended(make_engine: MakeEngine) -> None:
