@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 from saggar.jobs.lanes import celery_message
@@ -77,13 +78,16 @@ def test_a_message_delivered_three_times_is_one_job(site: Site) -> None:
     site.nothing_is_left()
 
 
-def test_a_worker_that_was_frozen_and_comes_back_is_fenced(site: Site) -> None:
+@pytest.mark.parametrize("frozen_s", [0, pytest.param(90, marks=pytest.mark.soak)])
+def test_a_worker_that_was_frozen_and_comes_back_is_fenced(site: Site, frozen_s: int) -> None:
+    """Frozen until others have done its jobs, or longer."""
     ids = site.submit(2, params={"sleep_s": 0.5, "steps": 4})
     frozen = site.worker()
     until(lambda: all(site.client.status(job_id).progress for job_id in ids), 60)
     freeze(frozen.child())
     other = site.worker()
     records = site.wait(ids)
+    time.sleep(frozen_s)
     thaw(frozen.child())
     until(lambda: frozen.log.read_text().count("refused") + frozen.log.read_text().count("lost") >= 1)
     after = site.wait(ids)

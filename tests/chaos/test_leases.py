@@ -13,12 +13,15 @@ from tests.support.site import LANE, Site
 pytestmark = pytest.mark.e2e
 
 
-def test_a_job_four_times_as_long_as_its_lease_runs_once(make_site) -> None:
-    site = make_site(lease_s=1.5)
+@pytest.mark.parametrize(
+    ("job_s", "lease_s"), [(6, 1.5), pytest.param(30, 5, marks=pytest.mark.soak, id="30 s under 5 s")]
+)
+def test_a_job_much_longer_than_its_lease_runs_once(make_site, job_s: int, lease_s: float) -> None:
+    site = make_site(lease_s=lease_s)
     site.worker()
     site.worker()
     site.serving(2)
-    records = site.wait(site.submit(1, params={"sleep_s": 0.5, "steps": 12}))
+    records = site.wait(site.submit(1, params={"sleep_s": 0.5, "steps": 2 * job_s}))
     assert [record.attempt for record in records] == [1]
     site.check(records)
     site.nothing_is_left()

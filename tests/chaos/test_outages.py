@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+import time
 
 import pytest
 
@@ -17,13 +18,16 @@ def spooled(site: Site) -> int:
     return sum(1 for entry in (site.folder / "spool").glob("slot-*/*") if not entry.name.startswith("."))
 
 
-def test_an_outage_amid_50_jobs_fails_none_and_the_engine_does_not_pause(s3_site: Site) -> None:
+@pytest.mark.parametrize("away_s", [0, pytest.param(60, marks=pytest.mark.soak)])
+def test_an_outage_amid_50_jobs_fails_none_and_the_engine_does_not_pause(s3_site: Site, away_s: int) -> None:
+    """Away until all are made, or longer."""
     s3_site.worker()
     s3_site.serving(1)
     ids = s3_site.submit(50, params={"sleep_s": 0.1})
     until(lambda: s3_site.client.counts()["succeeded"] >= 8)
     s3_site.s3.kill()
     until(lambda: spooled(s3_site) + s3_site.client.counts()["succeeded"] >= 50, 60, "all made meanwhile")
+    time.sleep(away_s)
     assert s3_site.client.counts()["failed"] == s3_site.client.counts()["cancelled"] == 0
     s3_site.s3.start()
     records = s3_site.wait(ids)
@@ -53,8 +57,6 @@ def test_a_full_spool_pauses_the_engine_and_fails_none(s3_site: Site) -> None:
 
 def steady(site: Site, seconds: float = 3.0) -> bool:
     """Nothing was fetched for a while."""
-    import time
-
     before = site.lane.size(LANE)
     time.sleep(seconds)  # what does not happen cannot be waited for
     return site.lane.size(LANE) == before

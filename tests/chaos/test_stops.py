@@ -34,6 +34,7 @@ def test_sigterm_finishes_what_runs_and_hands_the_rest_over_at_once(site: Site) 
     told = time.monotonic()
     until(lambda: sum(r.owner == owner_of(other) for r in site.client.list(state="running").records) >= 8)
     handed_over = time.monotonic() - told
+    print(f"handed over after {handed_over:.2f} s")
     assert first.process.wait(30) == 0
     records = site.wait(ids)
     owners = [record.owner for record in records]
