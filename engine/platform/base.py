@@ -42,12 +42,6 @@ class Platform(Protocol):
     def set_threads(self, threads: int | None) -> None:
         """CPU threads of this process."""
 
-    def memory(self, index: int) -> dict[str, int]:
-        """Bytes: `used` by this process and `total`."""
-
-    def synchronize(self) -> None:
-        """Wait for everything that was launched."""
-
     def free_cache(self) -> None:
         """Give unused memory back to the device."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 
@@ -29,16 +27,6 @@ class Cpu:
         """Threads of one operation."""
         if threads is not None:
             torch.set_num_threads(threads)
-
-    def memory(self, index: int) -> dict[str, int]:
-        """Resident bytes of this process, and the machine's total."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[1]) * page
-        return {"used": used, "total": os.sysconf("SC_PHYS_PAGES") * page}
-
-    def synchronize(self) -> None:
-        """CPU work is done when it returns."""
 
     def free_cache(self) -> None:
         """The allocator keeps none that it could give back."""

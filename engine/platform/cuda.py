@@ -30,15 +30,6 @@ class Cuda:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def memory(self, index: int) -> dict[str, int]:
-        """Bytes allocated by this process on the GPU, and the GPU's total."""
-        free, total = torch.cuda.mem_get_info(index)
-        return {"used": torch.cuda.memory_allocated(index), "reserved": total - free, "total": total}
-
-    def synchronize(self) -> None:
-        """Wait for the current device."""
-        torch.cuda.synchronize()
-
     def free_cache(self) -> None:
         """Return cached blocks to the driver."""
         torch.cuda.empty_cache()

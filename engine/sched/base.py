@@ -89,15 +89,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the ranks do next. `admit` are new or resumed and also stand in `run`; `park` keep their latents.
+    """What the ranks do next; who ran before and does not stand in `run` keeps its latents.
 
     `steps` is how many steps may pass before the scheduler is asked again, None for "until somebody ends".
     An empty `run` means: nothing to do before `wake_at` (None: before something arrives).
     """
 
     run: Sequence[Entry] = ()
-    admit: Sequence[Entry] = ()
-    park: Sequence[Entry] = ()
     steps: int | None = None
     wake_at: float | None = None
 
@@ -139,6 +137,3 @@ class Scheduler(Protocol):
         """Rows and requests waiting and running, and why batches were cut where they were
         (`cut.<reason>`).
         """
-
-    def open_entries(self) -> list[Entry]:
-        """All that wait, run or are parked."""

@@ -97,10 +97,9 @@ class KeyedScheduler:
         """The next decision. With nothing to run it says when to ask again."""
         if self._running and not self._rules.step_batch:
             return Decision(run=tuple(self._running))
-        parked = self._make_way(now) if self._running else []
         if self._running:
-            return self._join(now, parked)
-        return self._begin(now, parked)
+            self._make_way(now)
+        return self._join(now) if self._running else self._begin(now)
 
     def room(self, now: float) -> Room:
         """Seats for the next batch (and in the running one, if that is open), and the key that still has
@@ -133,21 +132,17 @@ class KeyedScheduler:
             **self._counts,
         }
 
-    def open_entries(self) -> list[Entry]:
-        """All that wait, run or are parked."""
-        return [*self._running, *self._backlog]
-
     # -- a new batch
 
-    def _begin(self, now: float, parked: list[Entry]) -> Decision:
+    def _begin(self, now: float) -> Decision:
         candidates = self._candidates(now)
         waits: list[float] = []
         for head in candidates:
             ready_at = self._ready_at(head, now)
             if ready_at <= now:
-                return self._start(head, parked)
+                return self._start(head)
             waits.append(ready_at)
-        return Decision(park=tuple(parked), wake_at=min(waits, default=None))
+        return Decision(wake_at=min(waits, default=None))
 
     def _candidates(self, now: float) -> list[Entry]:
         """Heads of the keys that may begin, the best first; the second differs when it can fill a batch."""
@@ -184,7 +179,7 @@ class KeyedScheduler:
         quiet = self._backlog.last_arrival(key) + self._rules.admission_quiet_s
         return min(eldest + self._rules.admission_wait_s, quiet)
 
-    def _start(self, head: Entry, parked: list[Entry]) -> Decision:
+    def _start(self, head: Entry) -> Decision:
         self._batches += 1
         self._counts["batches"] += 1
         load = self._rules.capacity.load(())
@@ -192,26 +187,23 @@ class KeyedScheduler:
         self._counts[f"cut.{cut}"] += 1
         for entry in joined:
             entry.cut = cut
-        return self._decision(joined, parked)
+        return self._decision(joined)
 
     # -- a batch that runs, at a step border
 
-    def _make_way(self, now: float) -> list[Entry]:
+    def _make_way(self, now: float) -> None:
         """Park rows of a lower class when a higher one waits and cannot join otherwise."""
         best = next((head for head in map(self._backlog.oldest, range(CLASSES)) if head is not None), None)
         if best is None:
-            return []
+            return
         lower = [entry for entry in self._running if self._aged_class(entry, now) > best.priority]
         same_key = best.key == self._running[0].key
         if not same_key and len(lower) < len(self._running):
-            return []
-        parked: list[Entry] = []
+            return
         for entry in sorted(lower, key=lambda one: (-one.priority, -one.seq)):
             if same_key and self._rules.capacity.load(self._running).refusal(best) is None:
                 break
             self._park(entry)
-            parked.append(entry)
-        return parked
 
     def _park(self, entry: Entry) -> None:
         self._running.remove(entry)
@@ -219,13 +211,13 @@ class KeyedScheduler:
         self._backlog.add(entry)
         self._counts["preempted"] += 1
 
-    def _join(self, now: float, parked: list[Entry]) -> Decision:
+    def _join(self, now: float) -> Decision:
         key = self._running[0].key
         load = self._rules.capacity.load(self._running)
         if load.full or self._others_are_due(key, now):
-            return self._decision([], parked)
+            return self._decision([])
         joined, _ = self._admit(key, load, first=None)
-        return self._decision(joined, parked)
+        return self._decision(joined)
 
     def _others_are_due(self, key: str, now: float) -> bool:
         """True when another key waited beyond the bound: then nobody joins, and the batch drains."""
@@ -272,14 +264,12 @@ class KeyedScheduler:
             return refused[0]
         return "late" if self._is_announced(key) else "drained"
 
-    def _decision(self, admitted: list[Entry], parked: list[Entry]) -> Decision:
+    def _decision(self, admitted: list[Entry]) -> Decision:
         size = sum(entry.rows for entry in self._running)
         for entry in self._running:
             entry.batch_id = entry.batch_id if entry not in admitted else f"{self._name}-{self._batches}"
             entry.batch_size = max(entry.batch_size, size)
-        steps = 1 if self._rules.step_batch else None
-        away = tuple(entry for entry in parked if entry.status is Status.PREEMPTED)
-        return Decision(tuple(self._running), tuple(admitted), away, steps)
+        return Decision(tuple(self._running), 1 if self._rules.step_batch else None)
 
     def _is_announced(self, key: str) -> bool:
         return any(one.key == key for one in self._reservations)

@@ -537,14 +537,15 @@ def test_close_ends_what_has_not_ended(make_engine: MakeEngine, mode: str) -> No
 @pytest.mark.parametrize("where", ["a step", "the end"])
 def test_close_from_a_callback_ends_the_engine(make_engine: MakeEngine, executor: str, where: str) -> None:
     engine = make_engine(executor=executor, mode="step_batch", max_batch=1)
-    raised: list[BaseException | None] = []
+    raised: list[RuntimeError | None] = []
 
     def close(*_: object) -> None:
         try:
             engine.close()
-            raised.append(None)
-        except BaseException as error:
+        except RuntimeError as error:
             raised.append(error)
+        else:
+            raised.append(None)
 
     engine.pause()
     first = engine.submit(noop("a", steps=3), on_event=at_step("a", 1, close) if where == "a step" else None)
