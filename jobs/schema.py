@@ -28,6 +28,7 @@ from pydantic import (
 )
 from saggar.jobs.errors import InvalidJob
 from saggar.jobs.invalid import one_line
+from saggar.jobs.lanes.message import PRIORITY_CLASSES, Priority
 
 MAX_JOB_BYTES = 64 * 1024
 MAX_SEED = 2**63 - 1
@@ -36,8 +37,6 @@ MAX_PARAMS = 128
 
 Scalar = bool | int | float | str | None
 ParamValue = Scalar | list[Scalar]
-Priority = Literal["interactive", "normal", "bulk"]
-PRIORITY_CLASS: dict[Priority, int] = {"interactive": 0, "normal": 1, "bulk": 2}
 Format = Literal["png", "webp", "jpeg", "mp4", "webm", "wav", "flac"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -45,7 +44,9 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=/-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
 _TASK = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_PREFIX_PART = re.compile(r"[A-Za-z0-9_=@+-][A-Za-z0-9._=@+-]*")
+_PREFIX_PART = re.compile(
+    r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.~-]{0,199}"
+)  # as the keys of storage, a test says so
 _PRINTABLE = re.compile(r"[!-~]{1,128}")
 _URI = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<host>[A-Za-z0-9][A-Za-z0-9.:-]*)?(?P<path>/[!-~]*)?")
 _URIS_ALLOWED = (
@@ -84,7 +85,10 @@ def _check_uri(value: object) -> str:
 
 
 def _check_prefix(value: object) -> str:
-    allowed = "a relative path of letters, digits and ._=@+- such as runs/cats, at most 256 characters"
+    allowed = (
+        "a relative path such as runs/cats of at most 256 characters; its parts have at most 200 of letters, "
+        "digits and _+=@,.~- and start with no dot, dash or ~"
+    )
     if not isinstance(value, str):
         raise ValueError(f"must be a string (allowed: {allowed})")
     if len(value) > 256 or (value and not all(_PREFIX_PART.fullmatch(part) for part in value.split("/"))):
@@ -217,7 +221,7 @@ class Job(_Part):
     @property
     def priority_class(self) -> int:
         """0 interactive, 1 normal, 2 bulk: lower goes first."""
-        return PRIORITY_CLASS[self.priority]
+        return PRIORITY_CLASSES[self.priority]
 
     def to_json(self) -> str:
         """The job as compact JSON without the fields left at their defaults.

@@ -11,10 +11,11 @@ import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 LANE_PREFIX: Final = "gen."
-PRIORITY_CLASSES: Final[Mapping[str, int]] = {"interactive": 0, "normal": 1, "bulk": 2}
+Priority = Literal["interactive", "normal", "bulk"]  # the first goes first
+PRIORITY_CLASSES: Final[Mapping[str, int]] = {name: number for number, name in enumerate(get_args(Priority))}
 DEFAULT_CLASS: Final = PRIORITY_CLASSES["bulk"]
 # Message headers that place a message. kombu's own priority is not used: on Redis its 0 means the highest.
 CLASS_HEADER: Final = "lane_class"
