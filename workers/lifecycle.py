@@ -102,7 +102,6 @@ class ModelWorker:
         register_revoke(ledger)
 
         lanes.on_lost(attempts.lost)
-        lanes.on_cancel(lambda _lane, job_id: attempts.cancel(job_id))
         lanes.on_dead(lambda _lane, job_id: _bury(ledger, job_id))
         engine.on_room(lanes.wake)
         self._listen_for_cancels(client, attempts)

@@ -1,4 +1,4 @@
-"""The bell of a process's lanes: a pub/sub connection that says when to look again and what to cancel.
+"""The bell of a process's lanes: a pub/sub connection that says when to look again.
 
 A bell may be missed (its connection breaks, nobody rings): whoever listens also looks once a second.
 """
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from saggar.jobs.lanes.store import PUSH_CANCEL, LaneStore
+from saggar.jobs.lanes.store import LaneStore
 
 
 class Bell:
@@ -16,20 +16,20 @@ class Bell:
     def __init__(self, store: LaneStore) -> None:
         self._store = store
         self._pubsub: Any = None  # redis-py leaves it half typed
-        self._lanes: dict[str, str] = {}  # channel -> lane
+        self._channels: set[str] = set()
 
     def listen(self, lanes: Iterable[str]) -> None:
         """Subscribes to these lanes and no others; nothing happens when it already is."""
-        wanted = {self._store.bell(lane): lane for lane in lanes}
-        if wanted == self._lanes:
+        wanted = {self._store.bell(lane) for lane in lanes}
+        if wanted == self._channels:
             return
         if self._pubsub is None:
             self._pubsub = self._store.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        if new := wanted.keys() - self._lanes.keys():
+        if new := wanted - self._channels:
             self._pubsub.subscribe(*new)
-        if old := self._lanes.keys() - wanted.keys():
+        if old := self._channels - wanted:
             self._pubsub.unsubscribe(*old)
-        self._lanes = wanted
+        self._channels = wanted
 
     @property
     def socket(self) -> socket.socket | None:
@@ -37,13 +37,13 @@ class Bell:
         sock: socket.socket | None = getattr(self._pubsub and self._pubsub.connection, "_sock", None)
         return sock
 
-    def heard(self) -> tuple[bool, list[tuple[str, str]]]:
-        """What was said since the last time, without waiting: (look again, [(lane, job to cancel)]).
+    def heard(self) -> bool:
+        """Whether it rang since the last time; does not wait.
 
         Raises redis.ConnectionError when the connection is lost; `close` then, and `listen` anew.
         """
-        ring, cancels = False, []
-        while self._pubsub is not None and self._lanes:
+        rung = False
+        while self._pubsub is not None and self._channels:
             message = self._pubsub.get_message(timeout=0)
             if message is None:
                 # Subscriptions confirmed and pings answered are None too, with more perhaps behind them.
@@ -51,18 +51,10 @@ class Bell:
                 if connection is None or not connection.can_read(timeout=0):
                     break
                 continue
-            channel, text = (_text(message[part]) for part in ("channel", "data"))
-            if text.startswith(PUSH_CANCEL):
-                cancels.append((self._lanes.get(channel, ""), text.removeprefix(PUSH_CANCEL)))
-            else:
-                ring = True
-        return ring, cancels
+            rung = True
+        return rung
 
     def close(self) -> None:
         if self._pubsub is not None:
             self._pubsub.close()
-        self._pubsub, self._lanes = None, {}
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        self._pubsub, self._channels = None, set()

@@ -94,14 +94,12 @@ class HubPump:
 
     def _heard(self, lanes: Lanes) -> None:
         try:
-            rung, cancels = self._bells[lanes].heard()
+            rung = self._bells[lanes].heard()
         except (RedisError, OSError) as error:
             logger.warning("lanes: the bell's connection is lost: %s", error)
             self._hang_up(lanes)
             self._wanted = True  # which also makes another bell
             return
-        for lane, job_id in cancels:
-            lanes.cancelled(lane, job_id)
         # A connection made anew by redis-py may have missed a ring.
         if self._watch(lanes) or rung:
             self._wanted = True

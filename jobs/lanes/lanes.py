@@ -39,8 +39,7 @@ class Lanes:
 
     Hooks, all called with the lock released: `alive(tag)` says whether a live task or the engine owns a
     delivery (only those are kept alive; called by the heartbeat), `on_lost(tag)`: another process may have
-    it now, `on_dead(lane, job_id)`: it became a dead letter, `on_cancel(lane, job_id)`: somebody cancelled
-    it.
+    it now, `on_dead(lane, job_id)`: it became a dead letter.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Lanes:
         self.alive: Callable[[str], bool] = lambda _tag: True
         self._lost_hooks: list[Callable[[str], None]] = []
         self._dead_hooks: list[Callable[[str, str], None]] = []
-        self._cancel_hooks: list[Callable[[str, str], None]] = []
         self._wakers: set[Callable[[], None]] = set()
         self._held: dict[str, bool] = {}  # tag -> a task has started on it
         self._outbox: dict[str, _Ending] = {}
@@ -188,14 +186,6 @@ class Lanes:
 
     def on_dead(self, hook: Callable[[str, str], None]) -> None:
         self._dead_hooks.append(hook)
-
-    def on_cancel(self, hook: Callable[[str, str], None]) -> None:
-        self._cancel_hooks.append(hook)
-
-    def cancelled(self, lane: str, job_id: str) -> None:
-        """A cancel was heard from the bell."""
-        for hook in self._cancel_hooks:
-            hook(lane, job_id)
 
     def add_waker(self, waker: Callable[[], None]) -> None:
         self._wakers.add(waker)

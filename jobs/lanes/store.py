@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 ANY_CLASS = 9
 # What empties a lane or keeps its leases must work on a server at its memory limit; a put must not.
 _DRAINS = frozenset({"fetch", "ack", "requeue", "extend", "sweep", "purge"})
-PUSH_CANCEL = "cancel "  # what the bell says besides "put": cancel and a job's id
 
 
 class Outcome(StrEnum):
@@ -250,10 +249,6 @@ class LaneStore:
         """Sets what `settings` names; the rest stays (the defaults stand in scripts/lib.lua)."""
         pairs = [value for pair in settings.stored().items() for value in pair]
         self._run("configure", lane, *pairs)
-
-    def push_cancel(self, lane: str, job_id: str) -> int:
-        """Tells every worker of the lane at once that a job is to end. Returns how many listened."""
-        return int(self.client.publish(self.bell(lane), PUSH_CANCEL + job_id))
 
 
 def _text(value: str | bytes) -> str:

@@ -183,7 +183,7 @@ def _payload(batch: Batch, index: int) -> Any:
 class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
     """The way without an event loop (`drain_events`): lanes and kombu's queues in turn, ten times a second.
 
-    No bell is heard here, so no cancel either: workers have an event loop.
+    No bell is heard here: workers have an event loop.
     """
 
     def __init__(self) -> None:

@@ -322,17 +322,6 @@ def test_a_waker_ends_the_wait_from_another_thread(connection, hub):
     turn(hub, lambda: seen.bodies == ["a", "b"])
 
 
-def test_a_cancel_is_heard(connection, hub):
-    seen = Consuming(connection)
-    connection.transport.register_with_event_loop(connection.connection, hub)
-    lanes = connection.default_channel.lanes
-    cancelled = []
-    lanes.on_cancel(lambda lane, job_id: cancelled.append((lane, job_id)))
-    turn(hub, lambda: seen.channel.lanes.store.client.pubsub_numsub("p:gen.m:bell")[0][1] == 1)
-    assert lanes.store.push_cancel(LANE, "j") == 1
-    turn(hub, lambda: cancelled == [(LANE, "j")])
-
-
 def test_the_bell_comes_back_after_its_connection_was_cut(connection, hub, client):
     seen = Consuming(connection, queues=[lane_queue])
     connection.transport.register_with_event_loop(connection.connection, hub)

@@ -221,14 +221,6 @@ def test_stopping_finishes_what_runs_and_leaves_the_rest(farm):
     assert farm.store.size(LANE).dead == 0
 
 
-def test_a_cancel_reaches_the_worker(farm):
-    farm.start()
-    farm.put("j")
-    until(farm.idle)
-    until(lambda: farm.store.push_cancel(LANE, "j") == 1)
-    until(lambda: "j" in farm.client.lrange("cancelled", 0, -1))
-
-
 def test_interactive_overtakes_the_backlog(farm):
     farm.take(0.3)
     farm.put(*(f"b{i}" for i in range(60)))

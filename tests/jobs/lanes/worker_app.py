@@ -68,7 +68,6 @@ def gather(parts: list[str]) -> str:
 
 @signals.worker_ready.connect
 def ready(**_: object) -> None:
-    lanes.on_cancel(lambda _lane, job_id: app.backend.client.rpush("cancelled", job_id))
     appetite.fill(PrefetchAppetite())  # as if the engine came last
     lanes.wake()
     app.backend.client.rpush("ready", os.getpid())
