@@ -1,18 +1,19 @@
 """A family's parameters as a flat JSON Schema: derived from its data class, narrowed by the checkpoint,
 checked here.
 
-Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, default,
-description, and anyOf with null. It knows nothing of nesting: parameters are scalars or lists of scalars.
+Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const, items,
+default, description, and anyOf (for "or null"). Any other is refused when the schema is made, never a rule
+that is silently not applied. Parameters are scalars or lists of scalars.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from pydantic import TypeAdapter
-from saggar.engine.errors import InvalidRequest
+from saggar.engine.errors import InvalidRequest, LoadError
 from saggar.engine.request import JsonSchema, JsonValue, ParamValue
 
 Narrowing = Mapping[str, Mapping[str, JsonValue]]
@@ -26,10 +27,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list, tuple),
     "null": (type(None),),
 }
+_NOTES = {"title", "description", "default"}
+_RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_RULES: dict[str, set[str]] = {"integer": _RANGE, "number": _RANGE, "array": {"items"}}
+_SCALAR: dict[str, JsonValue] = {
+    "anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]
+}
 
 
 def schema_of(params: type, *narrowings: Narrowing) -> JsonSchema:
-    """JSON Schema of the data class `params` with narrowings applied in order. KeyError: an unknown field."""
+    """JSON Schema of the data class `params` with narrowings applied in order.
+
+    KeyError: an unknown field. LoadError as in `check_schema`.
+    """
     schema = cast(JsonSchema, TypeAdapter(params).json_schema())
     properties = _properties(schema)
     for name, words in (item for narrowing in narrowings for item in narrowing.items()):
@@ -40,7 +50,16 @@ def schema_of(params: type, *narrowings: Narrowing) -> JsonSchema:
         words.pop("title", None)
     schema["additionalProperties"] = False
     schema.pop("description", None)
+    check_schema(schema)
     return schema
+
+
+def check_schema(schema: JsonSchema) -> None:
+    """LoadError: a word that is not applied here, or a choice or a default that the other words refuse."""
+    for name, words in _properties(schema).items():
+        _check_words(name, words)
+        if "default" in words and (problem := _refusal(cast(ParamValue, words["default"]), words)):
+            raise LoadError(f"parameter {name}: its default {problem}")
 
 
 def check_params(params: Mapping[str, ParamValue], schema: JsonSchema) -> dict[str, ParamValue]:
@@ -56,8 +75,8 @@ def check_params(params: Mapping[str, ParamValue], schema: JsonSchema) -> dict[s
     filled: dict[str, ParamValue] = {}
     for name, words in properties.items():
         value = params.get(name, cast(ParamValue, words.get("default")))
-        if name in params:
-            _check_value(name, value, words)
+        if name in params and (problem := _refusal(value, words)):
+            raise InvalidRequest(f"params.{name}", problem, describe(words))
         filled[name] = value
     return filled
 
@@ -66,8 +85,8 @@ def describe(words: Mapping[str, JsonValue]) -> str:
     """What a field allows, in words: `integer, 16 to 2048, multiple of 16`."""
     if "anyOf" in words:
         return " or ".join(describe(option) for option in _options(words))
-    if "enum" in words:
-        return ", ".join(str(value) for value in cast("list[JsonValue]", words["enum"]))
+    if (choices := _choices(words)) is not None:
+        return ", ".join(str(value) for value in choices)
     said = [str(words.get("type", "any value"))]
     low, high = words.get("minimum"), words.get("maximum")
     if low is not None and high is not None:
@@ -86,15 +105,36 @@ def describe(words: Mapping[str, JsonValue]) -> str:
     return ", ".join(said)
 
 
-def _check_value(name: str, value: ParamValue, words: Mapping[str, JsonValue]) -> None:
-    options = _options(words)
-    problems = [_problem(value, option) for option in options]
-    if all(problems):
-        raise InvalidRequest(f"params.{name}", str(problems[0]), describe(words))
+def _check_words(name: str, words: Mapping[str, JsonValue]) -> None:
+    kind, choices = words.get("type"), _choices(words)
+    known = {"anyOf"} if "anyOf" in words else {"type", "enum", "const"} | _RULES.get(str(kind), set())
+    unknown = sorted(words.keys() - known - _NOTES)
+    if unknown:
+        raise LoadError(f"parameter {name}: the schema word {unknown[0]!r} is not supported here")
+    if "anyOf" in words:
+        for option in _options(words):
+            _check_words(name, option)
+    elif not (isinstance(kind, str) and kind in _TYPES) and (kind is not None or choices is None):
+        raise LoadError(f"parameter {name}: the type {kind!r} is not supported")
+    elif isinstance(words.get("items"), dict):
+        _check_words(name, cast("dict[str, JsonValue]", words["items"]))
+    for choice in choices or ():
+        if problem := _problem(cast(ParamValue, choice), words):
+            raise LoadError(f"parameter {name}: its choice {problem}")
+
+
+def _refusal(value: ParamValue, words: Mapping[str, JsonValue]) -> str | None:
+    """Why no option of the words takes the value, None if one does."""
+    problems = [_problem(value, option) for option in _options(words)]
+    return str(problems[0]) if all(problems) else None
 
 
 def _options(words: Mapping[str, JsonValue]) -> list[dict[str, JsonValue]]:
     return cast("list[dict[str, JsonValue]]", words["anyOf"]) if "anyOf" in words else [dict(words)]
+
+
+def _choices(words: Mapping[str, JsonValue]) -> list[JsonValue] | None:
+    return [words["const"]] if "const" in words else cast("list[JsonValue] | None", words.get("enum"))
 
 
 def _problem(value: ParamValue, words: Mapping[str, JsonValue]) -> str | None:
@@ -103,23 +143,47 @@ def _problem(value: ParamValue, words: Mapping[str, JsonValue]) -> str | None:
     is_bool_for_number = isinstance(value, bool) and kind in ("integer", "number")
     if kind and (is_bool_for_number or not isinstance(value, _TYPES[kind])):
         return f"{value!r} is not of type {kind}"
-    if "enum" in words and value not in cast("list[JsonValue]", words["enum"]):
+    choices = _choices(words)
+    if choices is not None and value not in choices:
         return f"{value!r} is not a choice"
+    if isinstance(value, list | tuple):
+        return _items_problem(value, words)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _number_problem(value, words)
     return None
 
 
+def _items_problem(values: Sequence[int | float | str], words: Mapping[str, JsonValue]) -> str | None:
+    rule = cast("dict[str, JsonValue]", words.get("items", _SCALAR))
+    return next((problem for value in values if (problem := _refusal(value, rule))), None)
+
+
 def _number_problem(value: float, words: Mapping[str, JsonValue]) -> str | None:
-    if not math.isfinite(value):
+    if words.get("type") != "integer" and not _is_finite(value):
         return f"{value!r} is not a finite number"
     bounds = {name: cast(float, words[name]) for name in words if name in _BOUNDS}
     for name, bound in bounds.items():
         if not _BOUNDS[name](value, bound):
             return f"{value!r} is out of range"
-    if "multipleOf" in words and value % cast(float, words["multipleOf"]) != 0:
+    if "multipleOf" in words and not _is_multiple(value, cast(float, words["multipleOf"])):
         return f"{value!r} is off the grid"
     return None
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    """0.3 is a multiple of 0.1, though its binary form is not: within a billionth, as pydantic has it."""
+    rest = value % step
+    if isinstance(rest, int):
+        return rest == 0
+    tolerance = abs(value) / 1e9
+    return rest <= tolerance or abs(rest - step) <= tolerance
 
 
 _BOUNDS = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from saggar.engine import InvalidRequest
+from saggar.engine import InvalidRequest, LoadError
 from saggar.engine.params import check_params, schema_of
 
 
@@ -73,3 +73,20 @@ def test_later_narrowings_win() -> None:
     assert (properties["size"]["default"], properties["size"]["maximum"]) == (40, 48)
     with pytest.raises(KeyError, match="no parameter 'colour'"):
         schema_of(Params, {"colour": {"default": 1}})
+
+
+def test_a_narrowing_that_would_not_be_applied_is_refused() -> None:
+    for name, words, complaint in (
+        ("text", {"minLength": 2}, "the schema word 'minLength' is not supported"),
+        ("shift", {"maximum": 5}, "the schema word 'maximum' is not supported"),
+        ("size", {"default": 17}, "its default 17 is off the grid"),
+        ("size", {"enum": [16, 24, 72]}, "its choice 72 is out of range"),
+    ):
+        with pytest.raises(LoadError, match=f"parameter {name}: {complaint}"):
+            schema_of(Params, {name: words})
+
+
+def test_items_of_lists_are_checked() -> None:
+    for layers in (["a"], [1, None], [1.5]):
+        with pytest.raises(InvalidRequest, match=r"params\.layers"):
+            check_params({"size": 16, "layers": layers}, SCHEMA)
