@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CHORES_QUEUE = "saggar.chores"
 INTAKE_QUEUE = "saggar.intake"
+INTAKE_VISIBILITY_S = 300
 
 
 def make_app(settings: JobSettings, appetite: Appetite | None = None) -> Celery:
@@ -25,7 +26,11 @@ def make_app(settings: JobSettings, appetite: Appetite | None = None) -> Celery:
 
     register()
     app = Celery("saggar", set_as_current=False)
-    options: dict[str, object] = {"global_keyprefix": settings.key_prefix, "visibility_timeout": 3600}
+    options: dict[str, object] = {
+        "global_keyprefix": settings.key_prefix,
+        # Of the intake, whose work takes milliseconds and may be done twice. Lanes have leases.
+        "visibility_timeout": INTAKE_VISIBILITY_S,
+    }
     if appetite is not None:
         options["appetite"] = appetite
     app.conf.update(

@@ -6,6 +6,7 @@ an attempt may still publish is asked through `wanted`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
 from saggar.storage.upload import upload_entry
 from saggar.workers.encode import encode_image, image_format, sidecar, sidecar_bytes
+
+log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _ROOM_KEPT = 0.05  # of the spool, for what the engine still has in hand when it is told to pause
@@ -66,6 +69,7 @@ class Publisher:
     def __init__(self, storage: Storage, spool: Spool | None, origin: Origin) -> None:
         self.storage = storage
         self._spool = spool
+        self._had_room = True
         self._origin = origin
 
     def upload(
@@ -105,7 +109,15 @@ class Publisher:
 
     def has_room(self) -> bool:
         """Whether outputs can be taken: False pauses the engine, since a store that is away has filled the spool."""
-        return self._spool is None or self._spool.room() > self._spool.limit_bytes * _ROOM_KEPT
+        if self._spool is None:
+            return True
+        room = self._spool.room() > self._spool.limit_bytes * _ROOM_KEPT
+        if room != self._had_room:
+            self._had_room = room
+            log.warning(
+                "the spool %s", "has room again" if room else "is full: no job is fetched until uploads go on"
+            )
+        return room
 
     def commit(self, upload: Upload) -> JobResult:
         """Writes the manifest, or accepts the one that another attempt wrote first; what stands is the result."""

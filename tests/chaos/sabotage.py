@@ -71,6 +71,12 @@ def dies_after_commit() -> None:
     dies_after(Ledger, "commit")
 
 
+def dies_after_submit() -> None:
+    from saggar.jobs.ledger import Ledger
+
+    dies_after(Ledger, "submit")
+
+
 def without_heartbeat() -> None:
     from saggar.jobs.lanes.lanes import Lanes
 
@@ -109,12 +115,14 @@ def shift_clock(seconds: float) -> None:
 
 
 HOW: dict[str, Callable[[], None]] = {
+    "nothing": lambda: None,
     "dies after claim": dies_after_claim,
     "dies after start": dies_after_start,
     "dies while executing": dies_while_executing,
     "dies after put": dies_after_put,
     "dies after manifest": dies_after_manifest,
     "dies after commit": dies_after_commit,
+    "dies after submit": dies_after_submit,
     "without heartbeat": without_heartbeat,
     "sends everything twice": sends_everything_twice,
     "clock a minute fast": lambda: shift_clock(60),

@@ -8,6 +8,7 @@ import time
 import pytest
 from saggar.jobs.lanes import celery_message
 from saggar.jobs.ledger import TASK
+from saggar.workers.app import make_app
 
 from tests.support.cluster import until
 from tests.support.site import LANE, Site, freeze, thaw
@@ -129,6 +130,25 @@ def test_a_job_that_kills_its_worker_three_times_is_a_dead_letter_and_harms_nobo
     kinds = [event.kind for event in site.client.events(dead[0].id, follow=False)]
     assert kinds.count("retrying") == 2
     revive(site, dead[0].id)
+    site.nothing_is_left()
+
+
+def test_an_intake_killed_over_a_message_takes_it_again(site: Site) -> None:
+    """kombu gives it back after its visibility timeout; the job is the one that was made of it before."""
+    app = make_app(site.settings)
+    sent = app.send_task(TASK, kwargs={"model": "noop", "prompt": "p0", "seed": 0})
+    assert killed(site.sabotaged("dies after submit", role="chores")), site.logs()[-3000:]
+    unacked = f"{site.settings.key_prefix}unacked_index"
+    assert site.server.zcard(unacked) == 1
+    for tag in site.server.zrange(unacked, 0, -1):
+        site.server.zadd(unacked, {tag: 1.0})  # long ago
+    site.worker()
+    chores = site.sabotaged("nothing", role="chores")
+    until(lambda: not site.server.zcard(unacked), 60, "the message's acknowledgement")
+    site.check(site.wait([sent.id]))
+    chores.terminate()
+    assert chores.wait(30) == 0
+    app.close()
     site.nothing_is_left()
 
 
