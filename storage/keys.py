@@ -22,7 +22,9 @@ RESULT_NAME = "result.json"
 _PART = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.~-]*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _EXTENSION = re.compile(r"[a-z0-9]{1,10}")
-_ATTEMPT_KEY = re.compile(r"(?P<job>.+)/a(?P<attempt>[1-9][0-9]*)/[^/]+")
+_ATTEMPT_KEY = re.compile(
+    r"(?P<job>.+)/a(?P<attempt>[1-9][0-9]*)/[0-9]+-[0-9a-f]{8}\.[a-z0-9]{1,10}", re.ASCII
+)
 
 
 def check_key(key: str) -> str:
@@ -86,12 +88,20 @@ class AttemptKey:
 
 
 def parse_attempt(key: str) -> AttemptKey | None:
-    """The attempt that a key belongs to, or None for any other key."""
+    """The attempt whose output or sidecar a key names, or None for any other key, valid or not."""
     found = _ATTEMPT_KEY.fullmatch(key)
-    if found is None:
+    if found is None or not _is_key(key):
         return None
     job = found["job"]
     return AttemptKey(job, job.rpartition("/")[2], int(found["attempt"]))
+
+
+def _is_key(key: str) -> bool:
+    try:
+        check_key(key)
+    except InvalidKey:
+        return False
+    return True
 
 
 def _check_part(part: str, key: str) -> None:

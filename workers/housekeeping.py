@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import UTC, datetime, timedelta
 
 import redis
 from saggar.jobs.cards import Cards
 from saggar.jobs.ledger import Ledger, reconcile
-from saggar.jobs.record import OPEN
 from saggar.jobs.settings import JobSettings
 from saggar.storage.base import Storage
 from saggar.storage.errors import StorageError
-from saggar.storage.sweep import DAY, sweep
+from saggar.storage.sweep import sweep
 
 log = logging.getLogger(__name__)
 EVERY_S = 5.0
-_SWEEP_LOCK_S = 12 * 3600
+_SWEEP_EVERY_S = 12 * 3600
+_SWEEP_TRY_S = 3600
+"""The turn of one that began a sweep: when it has failed by then, or died, another one tries."""
 
 
 class Housekeeper:
@@ -65,14 +65,16 @@ class Housekeeper:
                 log.exception("housekeeping failed, next round in %.0f s", self._every_s)
 
     def _my_turn_to_sweep(self, storage: Storage) -> bool:
-        key = f"{self._settings.key_prefix}swept:{storage.url}"
-        return bool(self._client.set(key, "1", nx=True, ex=_SWEEP_LOCK_S))
+        return bool(self._client.set(self._turn(storage), "1", nx=True, ex=_SWEEP_TRY_S))
 
     def _sweep(self, storage: Storage) -> None:
-        report = sweep(storage, is_open=self._is_open)
-        abandoned = storage.abandon_uploads(datetime.now(UTC) - timedelta(seconds=DAY.total_seconds()))
-        log.info("swept %s: %s, %d abandoned uploads", storage.url, report, abandoned)
+        report = sweep(storage, ended_without_result=self._ended_without_result)
+        self._client.set(self._turn(storage), "1", ex=_SWEEP_EVERY_S)
+        log.info("swept %s: %s", storage.url, report)
 
-    def _is_open(self, job_id: str) -> bool:
+    def _turn(self, storage: Storage) -> str:
+        return f"{self._settings.key_prefix}swept:{storage.url}"
+
+    def _ended_without_result(self, job_id: str) -> bool:
         record = self._ledger.get(job_id)
-        return record is not None and record.state in OPEN
+        return record is not None and record.ended and record.state != "succeeded"

@@ -97,8 +97,41 @@ def test_bad_outputs(attempt: int, index: int, sha256: str, extension: str) -> N
 def test_parse_attempt_reads_what_was_written() -> None:
     assert parse_attempt(output_key("x/y", "j", 12, 0, SHA, "png")) == AttemptKey("x/y/j", "j", 12)
     assert parse_attempt(output_key("", "j", 1, 0, SHA, "png")) == AttemptKey("j", "j", 1)
-    for other in ("x/j/result.json", "a1/0-ab.png", "x/a01/f", "x/a0/f", "x/b1/f", "x/a1/deep/f", "x/a1"):
-        assert parse_attempt(other) is None
+    assert parse_attempt(sidecar_key("x", "j", 3, 11, SHA)) == AttemptKey("x/j", "j", 3)
+
+
+NAME = "0-01234567.png"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "x/j/result.json",
+        f"a1/{NAME}",
+        f"x/a01/{NAME}",
+        f"x/a0/{NAME}",
+        f"x/b1/{NAME}",
+        f"x/a1/deep/{NAME}",
+        "x/a1",
+        "papers/a4/scan.pdf",
+        "runs/a12/result.json",
+        "x/a1/0-0123456.png",
+        "x/a1/0-012345678.png",
+        "x/a1/0-0123456G.png",
+        "x/a1/0-01234567",
+        "x/a1/0-01234567.tar.gz",
+        "x/a1/0-01234567.png2345678901",
+        "x/a1/-01234567.png",
+        "x/a1/٣-01234567.png",
+        f"my pictures/a1/{NAME}",
+        f"/a1/{NAME}",
+        f"x/../a1/{NAME}",
+        f".x/a1/{NAME}",
+        f"x/a1/{NAME}\n",
+    ],
+)
+def test_a_key_of_another_s_is_no_attempt_s(other: str) -> None:
+    assert parse_attempt(other) is None
 
 
 @given(st.text(max_size=40))
