@@ -1,11 +1,13 @@
-"""Finished outputs on the local disk until the store has them: the engine goes on, and a crash loses nothing.
+"""Finished outputs on the local disk until the store has them: the engine goes on while the store is away, and
+memory does not fill.
 
-    <folder>/.lock                  held by the one process that owns this spool
-    <folder>/<job>.a<attempt>/0, 1, …, entry.json
+    <base>/slot-<n>/.lock                          held by the one process that owns this slot
+    <base>/slot-<n>/<job>.a<attempt>/0, 1, …       an entry: one attempt's objects
 
-An entry is written under a temporary name, flushed, and renamed: one that can be seen is whole. Room is
-counted in bytes; an entry larger than the whole limit is let in when the spool is empty, so that it can
-pass at all.
+A spool does not outlive its process. An attempt ends with its worker, its job's message comes again, and with
+it a new attempt: what a dead process left is deleted by the next one that claims a spool beside it. Bytes are
+flushed, so that a full disk is met here and not later. Room is counted in bytes; an entry larger than the
+whole limit is let in when the spool is empty, so that it can pass at all.
 """
 
 from __future__ import annotations
@@ -16,21 +18,20 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
 from saggar.storage.errors import Conflict, SpoolFull, StorageConfigError
-from saggar.storage.files import flush_folder, make_folders, opened_folder, sha256_of, write_new
+from saggar.storage.files import make_folders, opened_folder, sha256_of, write_new
 from saggar.storage.keys import attempt_prefix, check_key
 
-_ENTRY = "entry.json"
 _LOCK = ".lock"
-_TEMPORARY = ".part-"
+_DOOMED = ".doomed-"
 _SLOT = re.compile(r"slot-\d+")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,9 @@ class SpoolItem:
     content_type: str
 
 
-class SpoolFile(BaseModel):
+@dataclass(frozen=True, slots=True)
+class SpoolFile:
     """An object that waits in the spool: `name` within the entry's folder, `size` in bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     key: str
@@ -54,25 +54,11 @@ class SpoolFile(BaseModel):
     content_type: str
 
 
-class _Record(BaseModel):
-    """What entry.json says."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    job_id: str
-    attempt: int
-    note: str
-    files: tuple[SpoolFile, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class SpoolEntry:
-    """One attempt's outputs; `note` is the writer's own text (its manifest, say), given back as it was."""
+    """One attempt's objects."""
 
     folder: Path
-    job_id: str
-    attempt: int
-    note: str
     files: tuple[SpoolFile, ...]
 
     @property
@@ -87,7 +73,7 @@ class Spool:
     """The spool of one process; its threads share it."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Take the folder (made when missing) and count what a crash has left in it.
+        """Take the folder (made when missing) and empty it of what a dead process has left.
 
         Raises StorageConfigError when another process holds it.
         """
@@ -96,12 +82,13 @@ class Spool:
         self.limit_bytes = limit_bytes
         self._lock = _take_lock(folder)
         self._changed = Condition()  # over a re-entrant lock
-        _remove_unfinished(folder)
-        self._used = sum(entry.size for entry in self.entries())
+        self._used = 0
+        self._refused = False  # by the disk, whatever it said of its room: a quota's end cannot be asked for
+        _empty(folder)
 
     @classmethod
     def claim(cls, base: Path, limit_bytes: int) -> Self:
-        """The first free spool under `base`, and with it whatever dead processes have left in the others."""
+        """The first free spool under `base`; the others that nobody holds are emptied."""
         make_folders(base)
         number = 0
         while True:
@@ -110,7 +97,9 @@ class Spool:
             except StorageConfigError:
                 number += 1
                 continue
-            spool._adopt_from(slot for slot in base.iterdir() if _SLOT.fullmatch(slot.name))
+            for slot in base.iterdir():
+                if _SLOT.fullmatch(slot.name) and slot != spool.folder:
+                    _empty_if_free(slot)
             return spool
 
     @property
@@ -123,12 +112,16 @@ class Spool:
             return max(0, min(self.limit_bytes - self._used, _free_bytes(self.folder)))
 
     def wait_for_room(self, needed: int, timeout_s: float) -> bool:
-        """Block until `needed` bytes fit; False when the time was up first."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._fits(needed), timeout_s)
+        """Block until `needed` bytes fit; False when the time was up first.
 
-    def write(self, job_id: str, attempt: int, items: Sequence[SpoolItem], note: str = "") -> SpoolEntry:
-        """Make an attempt's outputs durable here.
+        When the disk has refused the last write, until an entry was removed: what it says of its room is then
+        worth nothing, and only the next write can tell.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._refused and self._fits(needed), timeout_s)
+
+    def write(self, job_id: str, attempt: int, items: Sequence[SpoolItem]) -> SpoolEntry:
+        """Put an attempt's objects down here.
 
         Raises SpoolFull (the disk's end counts too), and Conflict when this attempt has an entry.
         """
@@ -138,47 +131,29 @@ class Spool:
         needed = sum(len(item.data) for item in items)
         self._take_room(needed)
         try:
-            record = _Record(job_id=job_id, attempt=attempt, note=note, files=_describe(items))
-            return self._write(name, items, record)
+            entry = _write(self.folder / name, items)
         except BaseException as error:
-            self._give_room(needed)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = isinstance(error, OSError) and error.errno in _DISK_FULL
+            self._give_room(needed, refused=full)
+            if full:
                 raise SpoolFull(needed, 0) from error
             raise
-
-    def entries(self) -> list[SpoolEntry]:
-        """What waits, oldest first. Raises Conflict when an entry cannot be read."""
-        return [_read_entry(folder) for folder in _entry_folders(self.folder)]
+        self._refused = False
+        return entry
 
     def remove(self, entry: SpoolEntry) -> None:
         """Forget an entry: the store has it, or nobody wants it any more. Twice is no error."""
-        doomed = self.folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        doomed = self.folder / f"{_DOOMED}{uuid.uuid4().hex}"
         try:
-            entry.folder.rename(doomed)
+            entry.folder.rename(doomed)  # of two threads, one gets it
         except FileNotFoundError:
             return
         shutil.rmtree(doomed)
         self._give_room(entry.size)
 
     def close(self) -> None:
-        """Let another process take the folder; entries stay."""
+        """Let another process take the folder."""
         os.close(self._lock)
-
-    def _write(self, name: str, items: Sequence[SpoolItem], record: _Record) -> SpoolEntry:
-        final, part = self.folder / name, self.folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
-        part.mkdir()
-        try:
-            with opened_folder(part) as folder:
-                for file, item in zip(record.files, items, strict=True):
-                    write_new(file.name, item.data, dir_fd=folder)
-                write_new(_ENTRY, record.model_dump_json().encode(), dir_fd=folder)
-                os.fsync(folder)
-            _rename_new(part, final)
-        except BaseException:
-            shutil.rmtree(part)
-            raise
-        flush_folder(self.folder)
-        return SpoolEntry(final, record.job_id, record.attempt, record.note, record.files)
 
     def _fits(self, needed: int) -> bool:
         within = self._used == 0 or self._used + needed <= self.limit_bytes
@@ -190,25 +165,11 @@ class Spool:
                 raise SpoolFull(needed, self.room())
             self._used += needed
 
-    def _give_room(self, size: int) -> None:
+    def _give_room(self, size: int, *, refused: bool = False) -> None:
         with self._changed:
             self._used -= size
+            self._refused = refused
             self._changed.notify_all()
-
-    def _adopt_from(self, slots: Iterable[Path]) -> None:
-        for slot in sorted(slots):
-            if slot == self.folder:
-                continue
-            try:
-                lock = _take_lock(slot)
-            except StorageConfigError:
-                continue  # its owner lives
-            for folder in _entry_folders(slot):
-                if not (self.folder / folder.name).exists():
-                    folder.rename(self.folder / folder.name)
-                    self._used += _read_entry(self.folder / folder.name).size
-            os.close(lock)
-        flush_folder(self.folder)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -225,14 +186,36 @@ def _take_lock(folder: Path) -> int:
     return lock
 
 
-def _remove_unfinished(folder: Path) -> None:
-    for left in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(left)
+def _empty(folder: Path) -> None:
+    for left in folder.iterdir():
+        if left.name != _LOCK:
+            shutil.rmtree(left)
 
 
-def _entry_folders(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+def _empty_if_free(folder: Path) -> None:
+    try:
+        lock = _take_lock(folder)
+    except StorageConfigError:
+        return  # its owner lives
+    try:
+        _empty(folder)
+    finally:
+        os.close(lock)
+
+
+def _write(place: Path, items: Sequence[SpoolItem]) -> SpoolEntry:
+    try:
+        place.mkdir()
+    except FileExistsError as error:
+        raise Conflict(f"{place.name} is in the spool already") from error
+    try:
+        with opened_folder(place) as folder:
+            for number, item in enumerate(items):
+                write_new(str(number), item.data, dir_fd=folder)
+    except BaseException:
+        shutil.rmtree(place)
+        raise
+    return SpoolEntry(place, _describe(items))
 
 
 def _describe(items: Sequence[SpoolItem]) -> tuple[SpoolFile, ...]:
@@ -246,21 +229,3 @@ def _describe(items: Sequence[SpoolItem]) -> tuple[SpoolFile, ...]:
         )
         for number, item in enumerate(items)
     )
-
-
-def _read_entry(folder: Path) -> SpoolEntry:
-    try:
-        record = _Record.model_validate_json((folder / _ENTRY).read_bytes())
-    except (FileNotFoundError, ValidationError) as error:
-        raise Conflict(f"{folder} is no spool entry: {error}") from error
-    return SpoolEntry(folder, record.job_id, record.attempt, record.note, record.files)
-
-
-def _rename_new(part: Path, final: Path) -> None:
-    """A folder's rename fails on a folder that holds something: an entry is never replaced."""
-    try:
-        part.rename(final)
-    except OSError as error:
-        if final.exists():
-            raise Conflict(f"{final.name} is in the spool already") from error
-        raise

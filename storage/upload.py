@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Event
 
@@ -26,6 +25,7 @@ def upload_entry(
 ) -> tuple[ObjectInfo, ...]:
     """Put every file of an entry, in order, and again and again while the store is away. The entry stays.
 
+    `stop` ends a wait between two tries at once.
     Raises the last StorageUnavailable when told to stop, StorageRefused at once, Conflict when the disk has
     lost bytes.
     """
@@ -34,32 +34,6 @@ def upload_entry(
         retrying(partial(_put, storage, entry, file), lambda _: keep_going(), backoff=wait, stop=stop)
         for file in entry.files
     )
-
-
-class Uploader:
-    """A few threads that upload entries side by side; keep them fewer than the store's connections."""
-
-    def __init__(self, storage: Storage, threads: int = 4, backoff: Backoff | None = None) -> None:
-        self._storage = storage
-        self._backoff = backoff
-        self._stop = Event()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
-
-    def submit(self, entry: SpoolEntry, keep_going: KeepGoing) -> Future[tuple[ObjectInfo, ...]]:
-        """Start uploading; the future ends as `upload_entry` does."""
-        return self._pool.submit(
-            upload_entry,
-            self._storage,
-            entry,
-            keep_going=keep_going,
-            stop=self._stop,
-            backoff=self._backoff,
-        )
-
-    def close(self) -> None:
-        """End waits between tries at once, let running calls finish; the rest stays in the spool."""
-        self._stop.set()
-        self._pool.shutdown(cancel_futures=True)
 
 
 def _put(storage: Storage, entry: SpoolEntry, file: SpoolFile) -> ObjectInfo:

@@ -231,10 +231,6 @@ def _spool(settings: WorkerSettings, storage: Storage, stack: ExitStack) -> Spoo
         return None
     spool = Spool.claim(Path(settings.spool), settings.spool_limit_bytes)
     stack.callback(spool.close)
-    for entry in (
-        spool.entries()
-    ):  # of a worker that died: its jobs' messages are due again, and with them new attempts
-        spool.remove(entry)
     return spool
 
 

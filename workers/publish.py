@@ -170,9 +170,9 @@ class Publisher:
             try:
                 return spool.write(job_id, attempt, items)
             except SpoolFull as full:
-                while not spool.wait_for_room(full.needed, _LOOK_S):
-                    if not wanted():
-                        raise StorageUnavailable(f"{job_id}: the spool stayed full") from full
+                if not wanted():
+                    raise StorageUnavailable(f"{job_id}: the spool stayed full") from full
+                spool.wait_for_room(full.needed, _LOOK_S)  # if in vain, the next write says so
 
     def _encode(
         self, job: Job, attempt: int, output: Output

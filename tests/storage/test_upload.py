@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from saggar.storage.local import LocalStorage
 from saggar.storage.retry import Backoff
 from saggar.storage.s3 import S3Storage
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
-from saggar.storage.upload import Uploader, upload_entry
+from saggar.storage.upload import upload_entry
 
 from tests.support.weed import S3Server
 
@@ -57,7 +58,7 @@ def test_everything_goes_up_and_the_entry_stays(spool: Spool, store: Storage) ->
     infos = upload_entry(store, entry, keep_going=lambda: True)
     assert [info.sha256 for info in infos] == [file.sha256 for file in entry.files]
     assert_uploaded(store, entry)
-    assert spool.entries() == [entry]
+    assert spool.used_bytes == entry.size
 
 
 def test_an_outage_fails_nothing(spool: Spool, tmp_path: Path) -> None:
@@ -91,15 +92,16 @@ def test_bytes_that_changed_on_the_disk_are_not_passed_off(spool: Spool, local_s
         upload_entry(local_store, entry, keep_going=lambda: True)
 
 
-def test_closing_ends_waits_at_once_and_the_spool_keeps_the_rest(spool: Spool, tmp_path: Path) -> None:
-    storage = Flaky(tmp_path / "objects", failures=10**9)
-    uploader = Uploader(storage, threads=2, backoff=Backoff(base_s=3600, cap_s=3600))
-    futures = [uploader.submit(entry_of(spool, number), lambda: True) for number in range(4)]
-    assert storage.failed.wait(10)
-    uploader.close()
-    for future in futures:
-        assert future.cancelled() or isinstance(future.exception(10), StorageUnavailable)
-    assert len(spool.entries()) == 4
+def test_a_stop_ends_a_wait_between_two_tries_at_once(spool: Spool, tmp_path: Path) -> None:
+    storage, stop = Flaky(tmp_path / "objects", failures=10**9), threading.Event()
+    hours = Backoff(base_s=3600, cap_s=3600)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(
+            upload_entry, storage, entry_of(spool), keep_going=lambda: True, stop=stop, backoff=hours
+        )
+        assert storage.failed.wait(10)
+        stop.set()
+        assert isinstance(future.exception(10), StorageUnavailable)
 
 
 @pytest.mark.e2e
@@ -112,20 +114,22 @@ def test_uploads_go_on_when_a_killed_server_is_back(
         failed.set()
         return True
 
-    uploader = Uploader(s3_store, threads=4, backoff=Backoff(base_s=0.1, cap_s=1.0))
+    def upload(entry: SpoolEntry) -> None:
+        upload_entry(s3_store, entry, keep_going=still_wanted, backoff=Backoff(base_s=0.1, cap_s=1.0))
+
     before = [entry_of(spool, number) for number in range(5)]
-    for future in [uploader.submit(entry, still_wanted) for entry in before]:
-        future.result(30)
     during = [entry_of(spool, number) for number in range(5, 40)]
-    futures = [uploader.submit(entry, still_wanted) for entry in during]
-    futures[0].result(30)
-    s3_server.kill()
-    try:
-        assert failed.wait(60), "an upload met the outage"
-    finally:
-        s3_server.start()
-    for future in futures:
-        future.result(60)
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(upload, entry) for entry in before]:
+            future.result(30)
+        futures = [pool.submit(upload, entry) for entry in during]
+        futures[0].result(30)
+        s3_server.kill()
+        try:
+            assert failed.wait(60), "an upload met the outage"
+        finally:
+            s3_server.start()
+        for future in futures:
+            future.result(60)
     for entry in before + during:
         assert_uploaded(s3_store, entry)
-    uploader.close()
