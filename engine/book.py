@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from saggar.engine.errors import (
     EngineError,
     InvalidRequest,
     RowFailed,
+    WorkerDied,
 )
 from saggar.engine.handle import Stream
 from saggar.engine.live import Deadlines, Live, OnEvent
@@ -26,11 +27,13 @@ from saggar.engine.sched.base import Decision, Entry, Scheduler, Status
 from saggar.engine.worker.plan import Plan, Report, RowReport
 
 Ending: TypeAlias = tuple[Live, Output | EngineError]
-Interrupt: TypeAlias = Callable[[int, Sequence[str]], None]
+Interrupt: TypeAlias = Callable[[int, int, Sequence[str]], None]
+DEATHS = 2
+"""A request whose ranks failed so often while it ran is not tried again."""
 
 
 class Book:
-    """`interrupt` tells the ranks to end requests of the plan under way before their next step."""
+    """`interrupt` tells a replica's ranks to end requests of the plan under way before their next step."""
 
     def __init__(self, scheduler: Scheduler, interrupt: Interrupt, numerics: str, decode_rows: int) -> None:
         self._scheduler = scheduler
@@ -39,16 +42,19 @@ class Book:
         self._decode_rows = decode_rows
         self._lives: dict[str, Live] = {}
         self._deadlines = Deadlines()
-        self._drops: list[str] = []
-        self._under_way: Plan | None = None
+        self._drops: defaultdict[int, list[str]] = defaultdict(list)
+        self._under_way: dict[int, Plan] = {}
         self._seq = itertools.count()
         self._plans = itertools.count(1)
         self._outcomes: Counter[str] = Counter()
-        self._rank_counters: dict[str, int] = {}
+        self._rank_counters: dict[int, dict[str, int]] = {}
 
     def counts(self) -> dict[str, int]:
         """`ended.<state>`, and the ranks' forwards and rows by branch."""
-        return {**{f"ended.{state}": count for state, count in self._outcomes.items()}, **self._rank_counters}
+        totals = Counter({f"ended.{state}": count for state, count in self._outcomes.items()})
+        for counters in self._rank_counters.values():
+            totals.update(counters)
+        return dict(totals)
 
     def next_deadline(self) -> float | None:
         """The nearest deadline."""
@@ -77,28 +83,29 @@ class Book:
 
     # -- through
 
-    def plan(self, decision: Decision) -> Plan | None:
-        """The decision in the ranks' words; None when there is nothing for them to do."""
-        if not decision.run and not self._drops:
+    def plan(self, decision: Decision, replica: int = 0) -> Plan | None:
+        """The decision in the words of a replica's ranks; None when there is nothing for them to do."""
+        if not decision.run and not self._drops[replica]:
             return None
-        fresh = [entry for entry in decision.run if not self._lives[entry.id].sent]
+        fresh = [entry for entry in decision.run if self._lives[entry.id].replica is None]
         for entry in fresh:
-            self._lives[entry.id].sent = True
-        self._under_way = Plan(
+            self._lives[entry.id].replica = replica
+        plan = self._under_way[replica] = Plan(
             id=next(self._plans),
             run=tuple(entry.id for entry in decision.run),
             admit=tuple(entry.request for entry in fresh),
-            drop=tuple(self._drops),
+            drop=tuple(self._drops.pop(replica, ())),
             steps=decision.steps,
             decode_rows=self._decode_rows,
         )
-        self._drops = []
-        return self._under_way
+        return plan
 
     def begin(self, plan: Plan) -> None:
         """Tell those that start with this plan."""
         for request in plan.admit:
-            self._lives[request.id].started()
+            live = self._lives.get(request.id)
+            if live is not None:
+                live.started()
 
     def advance(self, rows: Sequence[RowReport]) -> None:
         """Tell of steps, previews and chunks."""
@@ -106,20 +113,39 @@ class Book:
             live = self._lives.get(row.id)
             if live is not None:
                 live.advance(row)
-                if live.stopping is not None and self._under_way is not None:
-                    self._interrupt(self._under_way.id, [row.id])
+                if live.stopping is not None:
+                    self._stop_running(live)
 
-    def update(self, plan: Plan, report: Report) -> list[Ending]:
+    def update(self, plan: Plan, report: Report, replica: int = 0) -> list[Ending]:
         """Take over what the ranks report at the end of a plan; returns the requests that have ended."""
         lines = {row.id: row for row in report.rows}
-        self._rank_counters = report.counters
+        self._rank_counters[replica] = report.counters
         endings = self.expire(time.monotonic())
-        self._under_way = None
+        del self._under_way[replica]
         for request_id in plan.run:
             live = self._lives[request_id]
             outcome = self._outcome(live, lines.get(request_id))
             if outcome is not None:
                 endings.append(self._end(live, outcome))
+        return endings
+
+    def put_back(self, error: WorkerDied, replica: int = 0) -> list[Ending]:
+        """The replica's ranks have failed and all that they knew is lost: their requests wait again.
+
+        Those that were running are run again alone, once: returns those that have ended.
+        """
+        plan = self._under_way.pop(replica, None)
+        self._drops.pop(replica, None)
+        endings: list[Ending] = []
+        for live in [live for live in self._lives.values() if live.replica == replica]:
+            live.replica = None
+            if plan is not None and live.entry.id in plan.run:
+                live.deaths += 1
+            if live.stopping is not None or live.deaths >= DEATHS:
+                endings.append(self._end(live, live.stopping or error))
+            else:
+                live.entry.suspect = live.deaths > 0
+                self._scheduler.put_back(live.entry)
         return endings
 
     # -- out
@@ -139,21 +165,26 @@ class Book:
         return endings
 
     def interrupt(self) -> None:
-        """End the plan under way at its next border."""
-        if self._under_way is not None:
-            self._interrupt(self._under_way.id, self._under_way.run)
+        """End the plans under way at their next border."""
+        for replica, plan in self._under_way.items():
+            self._interrupt(replica, plan.id, plan.run)
 
     def end_all(self, error: EngineError) -> list[Ending]:
         """Everything ends with this error."""
-        self._under_way = None
+        self._under_way.clear()
         return [self._end(live, error) for live in list(self._lives.values())]
 
     def _stop(self, live: Live, reason: EngineError) -> list[Ending]:
-        if live.entry.status is not Status.RUNNING or self._under_way is None:
+        if live.entry.status is not Status.RUNNING or live.replica not in self._under_way:
             return [self._end(live, reason)]
         live.stopping = live.stopping or reason
-        self._interrupt(self._under_way.id, [live.entry.id])
+        self._stop_running(live)
         return []
+
+    def _stop_running(self, live: Live) -> None:
+        replica = live.replica
+        if replica is not None and replica in self._under_way:
+            self._interrupt(replica, self._under_way[replica].id, [live.entry.id])
 
     def _outcome(self, live: Live, row: RowReport | None) -> Output | EngineError | None:
         """How the request has ended, None if it has not."""
@@ -176,8 +207,8 @@ class Book:
         else:
             aborted = isinstance(outcome, Cancelled | DeadlineExceeded | EngineClosed)
             status = Status.ABORTED if aborted else Status.ERROR
-            if live.sent:
-                self._drops.append(live.entry.id)
+            if live.replica is not None:
+                self._drops[live.replica].append(live.entry.id)
         self._scheduler.leave(live.entry, status)
         del self._lives[live.entry.id]
         self._outcomes[status.value] += 1

@@ -25,6 +25,34 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """When a rank counts as lost, and how often its group is started anew; times in seconds.
+
+    pulse_s: how often a rank tells that it lives, from a thread of its own. silence_s: it is lost when it told
+    nothing for so long and used no processor time either.
+    progress_s, progress_factor: one verb may take progress_s, or progress_factor × the slowest seen of the same
+    verb and shape, whichever is longer; first_s is the least for a shape that was never seen. While a group loads
+    and warms up there is no such limit.
+    failures, failures_within_s: so many failures within that time, and no other start is tried.
+    backoff_s: the wait before the first new start; it doubles.
+    """
+
+    pulse_s: float = 1.0
+    silence_s: float = 10.0
+    progress_s: float = 120.0
+    progress_factor: float = 20.0
+    first_s: float = 1800.0
+    failures: int = 3
+    failures_within_s: float = 600.0
+    backoff_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise Unsupported(f"patience.{name} must be above 0, not {value}")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """`model` is a folder or a known name such as `saggar/emoji`.
 
@@ -42,6 +70,8 @@ class EngineConfig:
     passed the rest is left out.
     threads: CPU threads of each rank, None for the library's choice.
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
+    ranks: processes that carry out each batch together, `multiproc` only.
+    patience: when a rank counts as lost.
     """
 
     model: str
@@ -63,10 +93,12 @@ class EngineConfig:
     pixels: Pixels = "uint8"
     threads: int | None = None
     worker_extension: str | None = None
+    ranks: int = 1
+    patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         self._check_choices()
-        for name in ("max_batch", "pass_limit", "decode_rows"):
+        for name in ("max_batch", "pass_limit", "decode_rows", "ranks"):
             if getattr(self, name) < 1:
                 raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (
@@ -82,6 +114,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise Unsupported(f"{name} must be at least 1 or None, not {value}")
+        if self.ranks > 1 and self.executor == "local":
+            raise Unsupported(f"the local executor has one rank, not {self.ranks}")
         if not self.ageing_s > 0:
             raise Unsupported(f"ageing_s must be above 0, not {self.ageing_s}")
 

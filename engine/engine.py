@@ -1,5 +1,4 @@
-"""The engine: schedule → execute → update → deliver, in one thread. Requests come in from any thread, arrays
-go out.
+"""The engine: requests come in from any thread, arrays go out. Its loop is loop.py, one for each replica.
 
 It knows no model and no device; with the `multiproc` executor its process never imports torch.
 """
@@ -8,68 +7,69 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
 
-from saggar.engine.book import Book, Ending
+from saggar.engine.book import Book
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import EngineClosed, EngineError, WorkerDied
+from saggar.engine.errors import EngineClosed, Unsupported, WorkerDied
 from saggar.engine.executor import make_executor
 from saggar.engine.executor.base import Executor, Health
 from saggar.engine.handle import Handle, Reservation, Stream
+from saggar.engine.hub import Hub
 from saggar.engine.live import OnEvent
+from saggar.engine.loop import Loop
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.progress import Bar
 from saggar.engine.request import EngineEvent, ModelInfo, Output, Request, Room
-from saggar.engine.sched.base import Announced, Decision, Scheduler
+from saggar.engine.sched.base import Scheduler
 from saggar.engine.sched.policy import KeyedScheduler, Rules
-from saggar.engine.worker.plan import Call, Plan, RowReport
+from saggar.engine.worker.plan import Call
 
 _JOIN_S = 10.0
-LIVENESS_S = 1.0
-"""How often an idle engine looks whether its ranks live."""
 
 
 class Engine:
     """Built by `Engine.make`; close it, or use it as a context manager. All methods are thread-safe."""
 
     def __init__(
-        self, config: EngineConfig, family: AnyFamily, executor: Executor, scheduler: Scheduler
+        self, config: EngineConfig, family: AnyFamily, executors: Sequence[Executor], scheduler: Scheduler
     ) -> None:
         self.config = config
         self._family = family
-        self._executor = executor
-        self._scheduler = scheduler
-        ready = executor.start()
-        self.info: ModelInfo = family.info(config.model, config.max_batch, ready.numerics)
-        self._lock = threading.Condition()
-        self._book = Book(scheduler, executor.cancel, ready.numerics, config.decode_rows)
-        self._calls: deque[tuple[Call, Future[list[object]]]] = deque()
-        self._paused = False
-        self._over: EngineError | None = None
-        self._closed_inside = False
-        self._watchers: list[Callable[[], None]] = []
-        self._seats_told = 0
-        self._thread = threading.Thread(target=self._loop, name="saggar-engine", daemon=True)
-        self._thread.start()
+        readies = [executor.start() for executor in executors]
+        numerics = readies[0].numerics
+        self.info: ModelInfo = family.info(config.model, config.max_batch, numerics)
+        book = Book(scheduler, self._interrupt, numerics, config.decode_rows)
+        self._hub = Hub(scheduler, book, len(executors))
+        self._loops = [
+            Loop(replica, executor, ready, self._hub, config.patience)
+            for replica, (executor, ready) in enumerate(zip(executors, readies, strict=True))
+        ]
+        for loop in self._loops:
+            loop.thread.start()
 
     @classmethod
     def make(
-        cls, config: EngineConfig, *, scheduler: Scheduler | None = None, executor: Executor | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        scheduler: Scheduler | None = None,
+        executors: Sequence[Executor] | None = None,
     ) -> Engine:
         """Build, load and warm up; a family that streams turns step batching on. Whatever fails is raised:
         Unsupported, LoadError, WorkerDied, a warm-up's error.
         """
         family = open_family(config.model)
         config = replace(config, mode="step_batch") if family.streaming else config
-        executor = executor or make_executor(config)
+        executors = executors or [make_executor(config)]
         try:
-            return cls(config, family, executor, scheduler or KeyedScheduler(Rules.of(config)))
+            return cls(config, family, executors, scheduler or KeyedScheduler(Rules.of(config)))
         except BaseException:
-            executor.close()
+            for executor in executors:
+                executor.close()
             raise
 
     # -- requests
@@ -87,7 +87,8 @@ class Engine:
     ) -> Handle:
         """Take a request in. `on_event` is called in the engine's thread: be brief.
 
-        Raises InvalidRequest, EngineClosed or WorkerDied; the reservation then stays with the caller.
+        Raises InvalidRequest, EngineClosed, or WorkerDied once the ranks failed too often; the reservation then
+        stays with the caller.
         """
         return self._enter([request], reservation, on_event)[0]
 
@@ -109,10 +110,10 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request: at once if it waits, before its next step if it runs. False: unknown or ended."""
-        with self._lock:
-            known, ended = self._book.cancel(request_id)
-            self._lock.notify_all()
-        self._deliver(ended)
+        with self._hub.lock:
+            known, ended = self._hub.book.cancel(request_id)
+            self._hub.lock.notify_all()
+        self._hub.deliver(ended)
         return known
 
     # -- seats, for whoever fetches work
@@ -121,56 +122,67 @@ class Engine:
         """Announce rows of a key: they are counted in `room`, and the batch of the key is held open for
         them.
         """
-        with self._lock:
-            announced = self._scheduler.reserve(key, rows, time.monotonic())
-            self._seats_told = min(self._seats_told, self._room().seats)
-            return Reservation(announced, self._release)
+        with self._hub.lock:
+            announced = self._hub.scheduler.reserve(key, rows, time.monotonic())
+            self._hub.seats_taken()
+            return Reservation(announced, self._hub.release)
 
     def room(self) -> Room:
-        """What the engine would take now."""
-        with self._lock:
-            return self._room()
+        """What the engine would take now: nothing while it is paused or its ranks are started anew."""
+        with self._hub.lock:
+            return self._hub.room()
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call back, from any thread, whenever `room().seats` has grown."""
-        with self._lock:
-            self._watchers.append(callback)
-            self._seats_told = self._room().seats
+        self._hub.watch_room(callback)
 
     # -- the engine as a whole
 
     def pause(self) -> None:
         """Stop at the next border and take no step until `resume`; requests are still taken in."""
-        with self._lock:
-            self._paused = True
+        with self._hub.lock:
+            self._hub.paused = True
 
     def resume(self) -> None:
         """Go on."""
-        with self._lock:
-            self._paused = False
-            self._lock.notify_all()
-        self._tell_room()
+        with self._hub.lock:
+            self._hub.paused = False
+            self._hub.lock.notify_all()
+        self._hub.tell_room()
 
     def stats(self) -> dict[str, int]:
         """Counts: the scheduler's, `ended.<state>`, and the ranks' forwards and rows by branch."""
-        with self._lock:
-            return {**self._scheduler.counts(), **self._book.counts()}
+        with self._hub.lock:
+            return {**self._hub.scheduler.counts(), **self._hub.book.counts()}
 
     def health(self) -> Health:
-        """Whether it serves; says why not."""
-        over = self._over
-        health = self._executor.health()
-        return health if over is None or not health.ok else Health(False, health.pids, str(over))
+        """Whether it serves, if only by one replica; what is wrong; and whether it is over."""
+        with self._hub.lock:
+            over, troubles = self._hub.over, dict(self._hub.troubles)
+        found = [loop.executor.health() for loop in self._loops]
+        pids = tuple(pid for health in found for pid in health.pids)
+        if over is not None:
+            return Health(False, pids, str(over), over=True)
+        reasons = [troubles.get(index, health.reason) for index, health in enumerate(found)]
+        return Health(not all(reasons), pids, "; ".join(filter(None, reasons)))
 
-    def call(self, method: str, *args: object, timeout_s: float | None = None) -> list[object]:
-        """Call a method of the ranks' extension between two plans; one result a rank. TimeoutError."""
-        answer: Future[list[object]] = Future()
-        with self._lock:
-            if self._over is not None:
-                raise self._over
-            self._calls.append((Call(method, args), answer))
-            self._lock.notify_all()
-        return answer.result(timeout_s)
+    def call(
+        self, method: str, *args: object, timeout_s: float | None = None, rank: int | None = None
+    ) -> list[object]:
+        """Call a method of the ranks' extension between two plans: of all, one result a rank, or of one, counted
+        through all replicas. TimeoutError: its time was over, and what had not begun never will.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._hub.lock:
+            if self._hub.over is not None:
+                raise self._hub.over
+            answers = self._call(method, args, rank)
+            self._hub.lock.notify_all()
+        try:
+            return [value for answer in answers for value in answer.result(_left(end))]
+        finally:
+            for answer in answers:
+                answer.cancel()
 
     def start_profile(self) -> None:
         """Record what the ranks do from the next plan on."""
@@ -183,18 +195,23 @@ class Engine:
     def close(self) -> None:
         """End everything: what has not ended gets EngineClosed at the next border. Again: nothing happens.
 
-        From a callback, in the engine's own thread, it returns at once, and the end comes with the callback's.
+        From a callback, in one of the engine's own threads, it returns at once, and the end comes after the callback's.
         """
-        with self._lock:
-            self._over = self._over or EngineClosed("the engine was closed")
-            self._book.interrupt()
-            self._lock.notify_all()
-        if threading.current_thread() is self._thread:
-            self._closed_inside = True
+        hub = self._hub
+        with hub.lock:
+            hub.over = hub.over or EngineClosed("the engine was closed")
+            hub.book.interrupt()
+            hub.lock.notify_all()
+        threads = [loop.thread for loop in self._loops]
+        if threading.current_thread() in threads:
             return
-        self._thread.join(_JOIN_S)
-        self._executor.close()
-        self._thread.join()
+        end = time.monotonic() + _JOIN_S
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        for loop in self._loops:
+            loop.executor.close()
+        for thread in threads:
+            thread.join()
 
     def __enter__(self) -> Engine:
         return self
@@ -204,133 +221,43 @@ class Engine:
     ) -> None:
         self.close()
 
-    # -- the loop
-
-    def _loop(self) -> None:
-        try:
-            while (plan := self._schedule()) is not None:
-                report = self._executor.execute(plan, self._on_step)
-                self._book.advance(report.rows)
-                with self._lock:
-                    ended = self._book.update(plan, report)
-                self._deliver(ended)
-        except WorkerDied as error:
-            self._give_up(error)
-        except BaseException as error:
-            self._give_up(EngineError(f"the engine's loop failed: {error!r}"))
-            raise
-        else:
-            self._give_up(EngineClosed("the engine was closed"))
-        finally:
-            if self._closed_inside:
-                self._executor.close()
-
-    def _schedule(self) -> Plan | None:
-        """Wait for something to do and return it as a plan; None once the engine is over."""
-        while True:
-            self._answer_calls()
-            with self._lock:
-                if self._over is not None:
-                    return None
-                now = time.monotonic()
-                ended = self._book.expire(now)
-                decision = Decision() if self._paused else self._scheduler.schedule(now)
-                plan = self._book.plan(decision)
-                if plan is None and not ended and not self._calls:
-                    self._lock.wait(self._until(decision.wake_at, now))
-                    self._check_ranks()
-            self._deliver(ended)
-            if plan is not None:
-                self._book.begin(plan)
-                self._tell_room()
-                return plan
-
-    def _on_step(self, rows: Sequence[RowReport]) -> None:
-        """Called by the executor between the steps of a plan."""
-        self._book.advance(rows)
-        with self._lock:
-            ended = self._book.expire(time.monotonic())
-        self._deliver(ended)
-
-    def _answer_calls(self) -> None:
-        while self._calls:
-            call, answer = self._calls.popleft()
-            try:
-                replies = self._executor.call(call)
-            except WorkerDied as error:
-                answer.set_exception(error)
-                raise
-            failure = next((reply.error for reply in replies if reply.error is not None), None)
-            if failure is not None:
-                answer.set_exception(failure)
-            else:
-                answer.set_result([reply.value for reply in replies])
-
-    def _deliver(self, endings: Iterable[Ending]) -> None:
-        """Tell whoever waits; never under the lock, since callbacks may call the engine."""
-        any_ended = False
-        for live, outcome in endings:
-            live.finish(outcome)
-            any_ended = True
-        if any_ended:
-            self._tell_room()
-
-    # -- helpers; those that change state are called under the lock
+    # -- helpers
 
     def _enter(
         self, requests: Sequence[Request], reservation: Reservation | None, on_event: OnEvent | None
     ) -> list[Handle]:
+        hub = self._hub
         checked = [self.validate(request) for request in requests]
         handles = []
-        with self._lock:
-            if self._over is not None:
-                raise self._over
-            self._book.check_new(checked)
+        with hub.lock:
+            if hub.over is not None:
+                raise hub.over
+            hub.book.check_new(checked)
             for request in checked:
                 key, cost, stream = self._family.batch_key(request), self._family.cost(request), Stream()
-                live = self._book.open(request, key, cost, stream, on_event)
+                live = hub.book.open(request, key, cost, stream, on_event)
                 if reservation is not None:
-                    self._scheduler.release(reservation.announced, request.rows)
+                    hub.scheduler.release(reservation.announced, request.rows)
                 handles.append(Handle(request.id, live.future, stream, self.cancel))
-            self._seats_told = min(self._seats_told, self._room().seats)
-            self._lock.notify_all()
+            hub.seats_taken()
+            hub.lock.notify_all()
         return handles
 
-    def _give_up(self, error: EngineError) -> None:
-        """Everything that has not ended ends with this error, and nothing more is taken."""
-        with self._lock:
-            self._over = self._over or error
-            ended = self._book.end_all(self._over)
-            calls, self._calls = self._calls, deque()
-        self._deliver(ended)
-        for _, answer in calls:
-            answer.set_exception(self._over)
+    def _call(self, method: str, args: tuple[object, ...], rank: int | None) -> list[Future[list[object]]]:
+        ranks = self.config.ranks
+        if rank is None:
+            return [
+                loop.call(Call(method, args)) for loop in self._loops if loop.replica not in self._hub.gone
+            ]
+        if not 0 <= rank < ranks * len(self._loops):
+            raise Unsupported(f"there is no rank {rank}, but {ranks * len(self._loops)}")
+        if rank // ranks in self._hub.gone:
+            raise WorkerDied(self._hub.troubles[rank // ranks])
+        return [self._loops[rank // ranks].call(Call(method, args, rank % ranks))]
 
-    def _check_ranks(self) -> None:
-        health = self._executor.health()
-        if not health.ok:
-            raise WorkerDied(health.reason)
+    def _interrupt(self, replica: int, plan_id: int, request_ids: Iterable[str]) -> None:
+        self._loops[replica].executor.cancel(plan_id, request_ids)
 
-    def _release(self, announced: Announced) -> None:
-        with self._lock:
-            self._scheduler.release(announced)
-            self._lock.notify_all()
-        self._tell_room()
 
-    def _room(self) -> Room:
-        if self._over is not None or self._paused:
-            return Room(0, None, 0)
-        return self._scheduler.room(time.monotonic())
-
-    def _tell_room(self) -> None:
-        with self._lock:
-            seats = self._room().seats
-            grown, self._seats_told = seats > self._seats_told, seats
-            watchers = list(self._watchers) if grown else []
-        for callback in watchers:
-            callback()
-
-    def _until(self, wake_at: float | None, now: float) -> float:
-        """Seconds to wait: to the scheduler's time, the next deadline, or the next look at the ranks."""
-        times = [time for time in (wake_at, self._book.next_deadline(), now + LIVENESS_S) if time is not None]
-        return max(0.0, min(times) - now)
+def _left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())

@@ -53,18 +53,21 @@ def _is_live(item: tuple[float, int, str], lives: Mapping[str, Live]) -> bool:
 
 
 class Live:
-    """`sent`: the ranks know the request. `stopping`: why it is to end at the next border."""
+    """`replica`: whose ranks know the request. `stopping`: why it is to end at the next border. `deaths`: how
+    often ranks failed while it ran.
+    """
 
     def __init__(self, entry: Entry, stream: Stream, on_event: OnEvent | None) -> None:
         self.entry = entry
         self.future: Future[Output] = Future()
-        self.sent = False
+        self.replica: int | None = None
+        self.deaths = 0
         self.stopping: EngineError | None = None
         self._stream = weakref.ref(stream)
         self._on_event = on_event
 
     def started(self) -> None:
-        """Its first turn begins."""
+        """Its first turn begins; so it is told again of a request that is run again."""
         self._tell("started")
 
     def advance(self, row: RowReport) -> None:

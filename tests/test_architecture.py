@@ -45,7 +45,7 @@ FLOORS = [
     {"models"},
     {"worker"},
     {"executor"},
-    {"handle", "live", "book", "progress", "engine", ""},
+    {"handle", "live", "book", "hub", "loop", "progress", "engine", ""},
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.executor.base import Health
@@ -20,17 +20,15 @@ class LocalExecutor:
         self._runner: Runner | None = None
         self._cancelled: set[tuple[int, str]] = set()
 
-    def start(self) -> Ready:
-        """Load in this process."""
+    def start(self, idle: Callable[[], None] = lambda: None) -> Ready:
+        """Load in this process; `idle` is never called."""
         self._runner, ready = load(self._config)
         return ready
 
     def execute(self, plan: Plan, on_step: OnStep) -> Report:
         """Carry out one plan here and now."""
         assert self._runner is not None, "start first"
-        report = self._runner.execute(
-            plan, lambda request_id: (plan.id, request_id) in self._cancelled, on_step
-        )
+        report = self._runner.execute(plan, lambda failed: self._cancels_of(plan), on_step)
         self._cancelled.clear()
         return report
 
@@ -38,7 +36,7 @@ class LocalExecutor:
         """Remembered until the plan asks."""
         self._cancelled.update((plan_id, request_id) for request_id in request_ids)
 
-    def call(self, call: Call) -> list[Reply]:
+    def call(self, call: Call, idle: Callable[[], None] = lambda: None) -> list[Reply]:
         """Call it here."""
         assert self._runner is not None, "start first"
         return [self._runner.call(call)]
@@ -47,6 +45,13 @@ class LocalExecutor:
         """As alive as this process."""
         return Health(True, (os.getpid(),))
 
+    def abort(self) -> None:
+        """Let go of the weights."""
+        self._runner = None
+
     def close(self) -> None:
         """Let go of the weights."""
         self._runner = None
+
+    def _cancels_of(self, plan: Plan) -> set[str]:
+        return {request_id for plan_id, request_id in list(self._cancelled) if plan_id == plan.id}

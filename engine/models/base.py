@@ -142,6 +142,10 @@ class Family(ABC, Generic[T, P, S]):
     def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> list[list[np.ndarray]]:
         """Finished latents to pictures: for each request one H×W×3 array an output."""
 
+    def probe(self) -> dict[str, str]:
+        """What two ranks that loaded the same checkpoint must find alike, by name: digests of tokens, of noise."""
+        return {}
+
     def finite(self, state: RequestState[T, P, S]) -> object:
         """Whether the latents are finite: anything that `bool` takes, read only when the request is decoded."""
         return True

@@ -4,6 +4,7 @@ imports torch.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from saggar.engine.models.state import RequestState, Row
 from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
+_PROBE = "a saggar, 2 kilns & naïve glazes: 釉"
+_PROBE_SEED = 20_260
 _LIBRARIES = ("diffusers", "transformers")
 Rows = Sequence[Row[torch.Tensor, Any, Any]]
 
@@ -101,6 +104,21 @@ def step(state: RequestState[torch.Tensor, Any, Any], noise: torch.Tensor) -> No
 def generators(request: Request) -> list[torch.Generator]:
     """One CPU generator an output, seeded `seed + i`: noise depends on neither batch nor device."""
     return [torch.Generator("cpu").manual_seed(request.seed + index) for index in range(request.num_outputs)]
+
+
+def probe(pipe: Any) -> dict[str, str]:
+    """Digests of what a pipeline's tokenizers make of a prompt, and of a generator's noise."""
+    tokens = {
+        name: part(_PROBE)["input_ids"]
+        for name, part in sorted(pipe.components.items())
+        if "tokenizer" in name and part
+    }
+    noise = torch.randn(16, generator=torch.Generator("cpu").manual_seed(_PROBE_SEED))
+    return {"tokens": _digest(repr(tokens).encode()), "noise": _digest(noise.numpy().tobytes())}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def pack(rows: Rows, branch: str, name: str) -> torch.Tensor:

@@ -70,6 +70,10 @@ class Noop(Family[np.ndarray, NoopParams, None]):
         """There is nothing to load."""
         self.pixels = placement.pixels
 
+    def probe(self) -> dict[str, str]:
+        """A colour."""
+        return {"noise": str(colour("probe", 0).tolist())}
+
     def prepare_encode(self, states: Sequence[State]) -> None:
         """The colour of each output, from prompt and seed."""
         for state in states:

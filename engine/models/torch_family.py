@@ -43,6 +43,12 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
         return join(pieces)
 
+    def probe(self) -> dict[str, str]:
+        """Tokens of a probe prompt, and the first noise of a seed."""
+        from saggar.engine.models.common import probe
+
+        return probe(self._pipe)
+
     def finite(self, state: RequestState[torch.Tensor, P, Any]) -> object:
         """On the device: nothing waits for it before it is read."""
         assert state.latents is not None

@@ -6,6 +6,7 @@ WAITING ─┬─> RUNNING ─┬─> COMPLETED
          │     │  v   └─> ERROR
          │   PREEMPTED  (parked at a step border, latents kept)
          └─> ABORTED, ERROR
+What ran or was parked waits again when its ranks have failed: RUNNING, PREEMPTED ─> WAITING.
 `Entry.move` is the one place that changes a state.
 """
 
@@ -38,8 +39,8 @@ class Status(Enum):
 _ENDS = {Status.ABORTED, Status.ERROR}
 _ALLOWED: dict[Status, set[Status]] = {
     Status.WAITING: {Status.RUNNING} | _ENDS,
-    Status.RUNNING: {Status.PREEMPTED, Status.COMPLETED} | _ENDS,
-    Status.PREEMPTED: {Status.RUNNING} | _ENDS,
+    Status.RUNNING: {Status.WAITING, Status.PREEMPTED, Status.COMPLETED} | _ENDS,
+    Status.PREEMPTED: {Status.WAITING, Status.RUNNING} | _ENDS,
     Status.COMPLETED: set(),
     Status.ABORTED: set(),
     Status.ERROR: set(),
@@ -49,7 +50,7 @@ _ALLOWED: dict[Status, set[Status]] = {
 @dataclass(eq=False)
 class Entry:
     """A request in the scheduler's hands. `seq` is its place in the order of arrival; `cost` is rows ×
-    branches × tokens.
+    branches × tokens. `suspect`: ranks failed while it ran, so it runs again alone.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Entry:
     step: int = 0
     steps: int = 0
     cut: str = ""
+    suspect: bool = False
 
     @property
     def id(self) -> str:
@@ -85,6 +87,11 @@ class Entry:
         """Change the state. AssertionError for a step that the drawing above does not have."""
         assert to in _ALLOWED[self.status], f"{self.id}: {self.status.value} -> {to.value}"
         self.status = to
+
+    def rewind(self) -> None:
+        """What it did is lost, and it waits as it did at first."""
+        self.move(Status.WAITING)
+        self.batch_id, self.batch_size, self.step, self.steps, self.cut = "", 0, 0, 0, ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,9 @@ class Scheduler(Protocol):
 
     def leave(self, entry: Entry, to: Status) -> None:
         """End an entry that waits, runs or is parked."""
+
+    def put_back(self, entry: Entry) -> None:
+        """An entry that runs or is parked waits again in its old place: its ranks have failed."""
 
     def schedule(self, now: float) -> Decision:
         """The next decision; entries it names change their state here."""

@@ -30,16 +30,20 @@ class Load:
     capacity: Capacity
     rows: int = 0
     cost: int = 0
+    alone: bool = False
 
     def add(self, entry: Entry) -> None:
         """Count the entry in."""
         self.rows += entry.rows
         self.cost += entry.cost
+        self.alone = self.alone or entry.suspect
 
     def refusal(self, entry: Entry) -> str | None:
-        """Why the entry may not join (`rows`, `cost`), None if it may. An empty batch takes anything."""
+        """Why the entry may not join (`alone`, `rows`, `cost`), None if it may. An empty batch takes anything."""
         if self.rows == 0:
             return None
+        if self.alone or entry.suspect:
+            return "alone"
         if self.rows + entry.rows > self.capacity.max_rows:
             return "rows"
         limit = self.capacity.max_cost
@@ -47,5 +51,5 @@ class Load:
 
     @property
     def full(self) -> bool:
-        """No row is left."""
-        return self.rows >= self.capacity.max_rows
+        """Nothing may join."""
+        return self.alone or self.rows >= self.capacity.max_rows

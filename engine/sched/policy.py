@@ -80,6 +80,13 @@ class KeyedScheduler:
         if not self._backlog.discard(entry):
             self._running.remove(entry)
 
+    def put_back(self, entry: Entry) -> None:
+        """An entry that runs or is parked waits again in its old place."""
+        if not self._backlog.discard(entry):
+            self._running.remove(entry)
+        entry.rewind()
+        self._backlog.add(entry)
+
     def reserve(self, key: str, rows: int, now: float) -> Announced:
         """Announce rows of a key: seats are counted at once, and the key's batch is held open for them."""
         reservation = Announced(key, rows, now)
@@ -110,7 +117,8 @@ class KeyedScheduler:
         if self._rules.step_batch and self._running:
             key = self._running[0].key
             free = self._rows_limit - sum(entry.rows for entry in self._running)
-            room = max(0, free - self._held_rows(key))
+            closed = any(entry.suspect for entry in self._running)
+            room = 0 if closed else max(0, free - self._held_rows(key))
             if room:
                 return Room(seats + room, key, room)
         key_or_none = self._next_key(now)
@@ -256,7 +264,7 @@ class KeyedScheduler:
         return joined, self._cut(load, refused, key)
 
     def _cut(self, load: Load, refused: list[str], key: str) -> str:
-        if load.rows > self._rows_limit:
+        if load.alone or load.rows > self._rows_limit:
             return "alone"
         if load.full:
             return "full"

@@ -10,22 +10,30 @@ from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.platform.base import Placement
 from saggar.engine.worker.extension import Extension, make_extension
 from saggar.engine.worker.plan import Ready
+from saggar.engine.worker.pulse import Activity
 from saggar.engine.worker.runner import Runner
+from saggar.engine.worker.team import Team
 
 
-def load(config: EngineConfig, rank: int = 0) -> tuple[Runner, Ready]:
+def load(
+    config: EngineConfig, team: Team | None = None, activity: Activity | None = None
+) -> tuple[Runner, Ready]:
     """Load the model of `config` in this process. Raises LoadError, Unsupported, or what the
     warm-up raises.
     """
+    team = team or Team(0)
     family = open_family(config.model)
-    extension = make_extension(config.worker_extension, family, rank)
+    extension = make_extension(config.worker_extension, family, team.rank)
     make = _with_torch if family.uses_torch else _plain
     runner, numerics = make(config, family, extension)
+    runner.activity = activity or runner.activity
     end = time.monotonic() + config.warmup_limit_s
     for kind in config.warmup:
-        if time.monotonic() < end:
+        late = time.monotonic() >= end
+        if not team.agree((), ("late",) if late else ()):
             runner.warm_up(kind)
-    return runner, Ready(rank, os.getpid(), numerics, family.checkpoint.revision)
+    agreed = {"weights": family.checkpoint.revision, "numerics": numerics, **family.probe()}
+    return runner, Ready(team.rank, os.getpid(), numerics, family.checkpoint.revision, agreed)
 
 
 def _plain(config: EngineConfig, family: AnyFamily, extension: Extension) -> tuple[Runner, str]:

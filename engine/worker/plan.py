@@ -75,12 +75,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Ready:
-    """A rank has loaded and warmed up. `numerics` names what its results depend on."""
+    """A rank has loaded and warmed up. `numerics` names what its results depend on.
+
+    `agreed` is what the ranks of a group must have in common, by name.
+    """
 
     rank: int
     pid: int
     numerics: str
     revision: str
+    agreed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,11 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a method of the rank's extension between two plans."""
+    """Call a method of the rank's extension between two plans; with `rank` of that one alone."""
 
     method: str
     args: tuple[object, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

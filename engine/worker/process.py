@@ -1,8 +1,8 @@
 """A rank: its process loads the model, carries out plans and ends when its parent does.
 
-Started as `python -m saggar.engine.worker.process FD`, FD being its end of a socket pair. A thread of its
-own receives, so that a cancel is never behind a running forward, and that the parent's end is noticed at
-once.
+Started as `python -m saggar.engine.worker.process CONTROL PULSE [LINK ...]`, each the number of a descriptor: its
+ends of the channel to the parent, of the socket for pulses, and of the channels to other ranks. A thread of its
+own receives, so that a cancel is never behind a running forward, and that the parent's end is noticed at once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from saggar.engine.errors import EngineError, LoadError, WorkerDied
 from saggar.engine.worker.channel import Channel, ChannelClosed
 from saggar.engine.worker.loader import load
-from saggar.engine.worker.plan import Call, Cancel, Failed, Plan, RowReport, Start, Stepped
-from saggar.engine.worker.runner import Runner
+from saggar.engine.worker.plan import Call, Cancel, Failed, Plan, Report, RowReport, Start, Stepped
+from saggar.engine.worker.pulse import Activity, send_pulses
+from saggar.engine.worker.runner import OnStep, Runner
+from saggar.engine.worker.team import Team
+from saggar.engine.worker.world import World
 
 _LOOK_MS = 1000
 
@@ -35,7 +37,7 @@ class Inbox:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._work: queue.SimpleQueue[Plan | Call | None] = queue.SimpleQueue()
-        self._cancelled: dict[int, set[str]] = {}
+        self._cancelled: dict[int, frozenset[str]] = {}
         threading.Thread(target=self._receive, name="saggar-inbox", daemon=True).start()
 
     def next(self) -> Plan | Call | None:
@@ -47,9 +49,9 @@ class Inbox:
                     del self._cancelled[plan_id]
         return work
 
-    def cancelled(self, plan_id: int, request_id: str) -> bool:
-        """Whether a cancel has come for this request of this plan."""
-        return request_id in self._cancelled.get(plan_id, ())
+    def cancelled(self, plan_id: int) -> Collection[str]:
+        """The requests of this plan for which a cancel has come."""
+        return self._cancelled.get(plan_id, frozenset())
 
     def _receive(self) -> None:
         poll, parent = select.poll(), os.getppid()
@@ -65,49 +67,67 @@ class Inbox:
             if isinstance(message, Plan | Call):
                 self._work.put(message)
             elif isinstance(message, Cancel):
-                self._cancelled.setdefault(message.plan_id, set()).update(message.request_ids)
+                # Replaced, never changed: the other thread may be reading it.
+                before = self._cancelled.get(message.plan_id, frozenset())
+                self._cancelled[message.plan_id] = before | set(message.request_ids)
             else:
                 self._work.put(None)
                 return
 
 
-def main(fd: int) -> int:
+def main(control: int, pulse: int, *links: int) -> int:
     """The rank's life; returns the exit status."""
     # Stopping is the parent's decision: a signal for the whole group must not take a running batch along.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    channel = Channel(socket.socket(fileno=fd))
+    channel = Channel(socket.socket(fileno=control))
     sys.path[:] = cast("list[str]", channel.receive())
     start = cast(Start, channel.receive())
+    activity = Activity()
+    send_pulses(socket.socket(fileno=pulse), activity, start.config.patience.pulse_s)
+    team = Team(start.rank, [Channel(socket.socket(fileno=link)) for link in links])
     inbox = Inbox(channel)
-    kind: type[EngineError] = LoadError
+    started = False
     try:
-        runner, ready = load(start.config, start.rank)
-        channel.send(ready)
-        kind = WorkerDied
-        _serve(runner, inbox, channel)
+        with World(start.config, team):
+            runner, ready = load(start.config, team, activity)
+            channel.send(ready)
+            started = True
+            _serve(runner, inbox, channel, team)
     except ChannelClosed:
         return 0
     except BaseException as error:  # noqa: BLE001  (the parent is told, and the process ends)
         traceback.print_exc()
-        channel.send(
-            Failed(error if isinstance(error, EngineError) else kind(f"{type(error).__name__}: {error}"))
-        )
+        channel.send(Failed(_telling(error, started)))
         return 1
     return 0
 
 
-def _serve(runner: Runner, inbox: Inbox, channel: Channel) -> None:
+def _telling(error: BaseException, started: bool) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    kind = WorkerDied if started else LoadError
+    return kind(f"{type(error).__name__}: {error}")
+
+
+def _serve(runner: Runner, inbox: Inbox, channel: Channel, team: Team) -> None:
     def on_step(rows: Sequence[RowReport]) -> None:
-        channel.send(Stepped(tuple(rows)))
+        if team.leads:
+            channel.send(Stepped(tuple(rows)))
 
     while (work := inbox.next()) is not None:
         if isinstance(work, Plan):
-            channel.send(runner.execute(work, partial(inbox.cancelled, work.id), on_step))
+            channel.send(_execute(work, runner, inbox, team, on_step))
         else:
             channel.send(runner.call(work))
 
 
+def _execute(plan: Plan, runner: Runner, inbox: Inbox, team: Team, on_step: OnStep) -> Report:
+    """The report of a rank that does not lead has no rows: what there is to tell, rank 0 tells."""
+    report = runner.execute(plan, lambda failed: team.agree(failed, inbox.cancelled(plan.id)), on_step)
+    return report if team.leads else Report(plan.id, ())
+
+
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -2,13 +2,13 @@
 
 A verb that fails for a list is tried again by halves, so that only the culprits end in error; verbs
 therefore bear being called again for the same states. With several ranks a failure inside a collective is
-the group's, not a row's.
+the group's, not a row's: at each border they agree on what has failed and what is cancelled.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,12 +19,14 @@ from saggar.engine.models.state import RequestState
 from saggar.engine.worker.extension import Extension
 from saggar.engine.worker.limits import RowLimits
 from saggar.engine.worker.plan import Call, Plan, Reply, Report, RowReport, RowStatus
+from saggar.engine.worker.pulse import Activity
 
 if TYPE_CHECKING:
     import numpy as np
 
 State: TypeAlias = RequestState[Any, Any, Any]
-Cancelled: TypeAlias = Callable[[str], bool]
+Border: TypeAlias = Callable[[Collection[str]], Collection[str]]
+"""Asked at each border of a plan with the requests that have failed: those to end now."""
 OnStep: TypeAlias = Callable[[Sequence[RowReport]], None]
 
 
@@ -43,6 +45,7 @@ class Runner:
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
         extension: Extension | None = None,
         free_memory: Callable[[], None] = lambda: None,
+        activity: Activity | None = None,
     ) -> None:
         self.family = family
         self.limits = RowLimits(max_rows)
@@ -51,16 +54,15 @@ class Runner:
         self._context = context
         self.states: dict[str, State] = {}
         self.extension = extension or Extension(family, 0)
+        self.activity = activity or Activity()
 
     def __len__(self) -> int:
         return len(self.states)
 
-    def execute(self, plan: Plan, cancelled: Cancelled, on_step: OnStep) -> Report:
-        """One turn; see Plan. `cancelled` is asked before each step, `on_step` told after each but
-        the last.
-        """
+    def execute(self, plan: Plan, border: Border, on_step: OnStep) -> Report:
+        """One turn; see Plan. `border` is asked before each step, `on_step` told after each but the last."""
         with self._context():
-            turn = _Turn(self, plan, cancelled, on_step)
+            turn = _Turn(self, plan, border, on_step)
             turn.encode()
             turn.denoise()
             turn.decode()
@@ -72,7 +74,8 @@ class Runner:
         if not callable(method):
             return Reply(error=Unsupported(f"the ranks have no method {call.method!r}"))
         try:
-            return Reply(method(*call.args))
+            with self.activity.doing("call", call.method):
+                return Reply(method(*call.args))
         except Exception as error:  # noqa: BLE001  (it is the caller's answer)
             return Reply(error=self.failure(error))
 
@@ -81,11 +84,15 @@ class Runner:
         try:
             with self._context():
                 state = self.family.new_state(self.family.warmup_request(kind))
-                self.family.prepare_encode([state])
-                limit = self.limits.of(self.family.batch_key(state.request))
-                noise = self.family.denoise_step([state], limit)[state.id]
+                key = self.family.batch_key(state.request)
+                shape = shape_of(key, [state])
+                with self.activity.doing("encode", shape):
+                    self.family.prepare_encode([state])
+                with self.activity.doing("denoise", shape):
+                    noise = self.family.denoise_step([state], self.limits.of(key))[state.id]
                 self.family.step_scheduler(state, noise)
-                self.family.post_decode([state])
+                with self.activity.doing("decode", shape):
+                    self.family.post_decode([state])
         except Exception as error:
             raise LoadError(f"the warm-up failed: {type(error).__name__}: {error}") from error
         self.family.counters.clear()
@@ -106,11 +113,11 @@ class Runner:
 class _Turn:
     """One plan under way."""
 
-    def __init__(self, runner: Runner, plan: Plan, cancelled: Cancelled, on_step: OnStep) -> None:
+    def __init__(self, runner: Runner, plan: Plan, border: Border, on_step: OnStep) -> None:
         self._runner = runner
         self._family = runner.family
         self._plan = plan
-        self._cancelled = cancelled
+        self._border = border
         self._on_step = on_step
         self._failed: dict[str, EngineError] = {}
         self._dropped: set[str] = set()
@@ -122,12 +129,13 @@ class _Turn:
         self._fresh = [self._family.new_state(request) for request in plan.admit]
         runner.states.update({state.id: state for state in self._fresh})
         self._states = [runner.states[request_id] for request_id in plan.run]
+        self._key = self._family.batch_key(self._states[0].request) if self._states else ""
 
     def encode(self) -> None:
         """Conditioning and first latents of the newcomers."""
         self._drop_cancelled()
         fresh = [state for state in self._fresh if self._alive(state)]
-        self._timed("encode_s", fresh, self._family.prepare_encode)
+        self._timed("encode", fresh, self._family.prepare_encode)
 
     def denoise(self) -> None:
         """Steps until the plan's number, or until a row finishes, fails or is cancelled."""
@@ -155,12 +163,13 @@ class _Turn:
         while waiting:
             chunk = _first_rows(waiting, self._plan.decode_rows)
             waiting = waiting[len(chunk) :]
-            self._timed("decode_s", chunk, self._decode_list)
+            self._timed("decode", chunk, self._decode_list)
             if self._moving():
                 return
 
     def report(self) -> Report:
         """A line for each request of the plan; forgets those that have ended."""
+        self._border(self._failed)  # the ranks part nowhere unseen
         lines = tuple(self._line(state) for state in self._states)
         for line in lines:
             if line.status in ("done", "failed", "dropped"):
@@ -174,7 +183,8 @@ class _Turn:
         return state.id not in self._failed and state.id not in self._dropped
 
     def _drop_cancelled(self) -> bool:
-        ended = {state.id for state in self._states if self._alive(state) and self._cancelled(state.id)}
+        asked = self._border(self._failed)
+        ended = {state.id for state in self._states if state.id in asked and self._alive(state)}
         self._dropped |= ended
         return bool(ended)
 
@@ -193,16 +203,17 @@ class _Turn:
                 if every and state.step_index % every == 0:
                     self._preview(state)
 
-        self._timed("denoise_s", states, predict)
-        for state in states:
-            if self._alive(state):
-                self._guarded([state], advance)
+        self._timed("denoise", states, predict)
+        with self._doing("step", states):
+            for state in states:
+                if self._alive(state):
+                    self._guarded([state], advance)
         if self._family.streaming:
             due = [state for state in self._moving() if state in states and self._family.chunk_due(state)]
-            self._timed("decode_s", due, self._decode_chunk)
+            self._timed("decode", due, self._decode_chunk)
 
     def _denoise_within_memory(self, states: list[State]) -> dict[str, Any]:
-        limits, key = self._runner.limits, self._family.batch_key(states[0].request)
+        limits, key = self._runner.limits, self._key
         limit = min(limits.of(key), sum(state.request.rows for state in states))
         while True:
             try:
@@ -235,11 +246,15 @@ class _Turn:
                 raise RowFailed(f"{state.request.num_outputs} outputs were asked for and {len(arrays)} came")
             self._arrays[state.id] = arrays
 
-    def _timed(self, name: str, states: list[State], action: Callable[[list[State]], None]) -> None:
+    def _doing(self, verb: str, states: list[State]) -> AbstractContextManager[None]:
+        return self._runner.activity.doing(verb, shape_of(self._key, states))
+
+    def _timed(self, verb: str, states: list[State], action: Callable[[list[State]], None]) -> None:
         if not states:
             return
-        start = time.perf_counter()
-        self._guarded(states, action)
+        start, name = time.perf_counter(), f"{verb}_s"
+        with self._doing(verb, states):
+            self._guarded(states, action)
         took = time.perf_counter() - start
         for state in states:
             state.timings[name] = state.timings.get(name, 0.0) + took
@@ -280,6 +295,11 @@ class _Turn:
             error=error,
             timings=state.timings if status == "done" else {},
         )
+
+
+def shape_of(key: str, states: Sequence[State]) -> str:
+    """What decides how long a verb takes."""
+    return f"{sum(state.request.rows for state in states)} rows of {key}"
 
 
 def _require_finite(state: State) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 from saggar.engine import Engine, EngineEvent, Output, Request
 from saggar.engine.models.noop import colour
 from saggar.engine.worker.extension import Extension
@@ -87,6 +88,11 @@ class Echo(Extension):
     def die(self) -> None:
         """Ends the rank's process."""
         os._exit(3)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs."""
+    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
 
 
 def settled(engine: Engine) -> dict[str, int]:

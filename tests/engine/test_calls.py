@@ -56,7 +56,7 @@ def test_a_rank_that_dies_in_a_call_is_a_death(make_engine: MakeEngine) -> None:
     engine = make_engine(executor="multiproc", worker_extension=ECHO)
     with pytest.raises(WorkerDied, match="exit status 3"):
         engine.call("die")
-    assert not engine.health().ok
+    assert engine.call("twice", 4) == [8]
 
 
 def test_an_extension_that_does_not_exist_fails_the_start(make_engine: MakeEngine) -> None:

@@ -282,7 +282,7 @@ def test_what_a_failed_call_held_is_free_before_its_halves_are_tried(make_engine
         patch.setitem(registry._FAMILIES, "NoopPipeline", Hungry)
         engine = make_engine(warmup=())
     freed: list[int] = []
-    engine._executor._runner.free_memory = lambda: freed.append(len(seen))  # type: ignore[attr-defined]
+    engine._loops[0].executor._runner.free_memory = lambda: freed.append(len(seen))  # type: ignore[attr-defined]
     engine.generate([noop(f"r{i}", steps=1) for i in range(4)])
     assert seen == [(4, False), (2, False), (1, False), (1, False), (2, False), (1, False), (1, False)]
     assert freed == [1, 2, 5]
@@ -500,7 +500,7 @@ def test_each_of_2000_random_requests_ends_exactly_once_in_the_right_state(
     assert stats["ended.completed"] == ends["NoneType"] > 300
     assert stats["ended.error"] == ends["RowFailed"] > 0
     assert stats["ended.aborted"] == ends["Cancelled"] + ends["DeadlineExceeded"] > 0
-    assert len(engine._executor._runner) == 0  # type: ignore[attr-defined]
+    assert len(engine._loops[0].executor._runner) == 0  # type: ignore[attr-defined]
 
 
 def _random_request(rng: random.Random, index: int) -> Request:
@@ -556,8 +556,8 @@ def test_close_from_a_callback_ends_the_engine(make_engine: MakeEngine, executor
     engine.resume()
     assert isinstance(other.wait(), EngineClosed)
     assert (first.wait() is None) == (where == "the end")
-    engine._thread.join(10)
-    assert not engine._thread.is_alive()
+    engine._loops[0].thread.join(10)
+    assert not engine._loops[0].thread.is_alive()
     assert raised == [None]
     assert not any(psutil.pid_exists(pid) for pid in pids)
     engine.close()
@@ -750,7 +750,7 @@ def test_a_parked_request_that_is_cancelled_frees_its_latents_at_once(make_engin
     assert parked.wait(10)
     assert bulk.cancel()
     assert isinstance(bulk.wait(), Cancelled)
-    eventually(lambda: len(engine._executor._runner) == 1)  # type: ignore[attr-defined]
+    eventually(lambda: len(engine._loops[0].executor._runner) == 1)  # type: ignore[attr-defined]
     assert engine.cancel("urgent")
     settled(engine)
 

@@ -286,7 +286,7 @@ def test_sd3_without_its_t5(make_engine: MakeEngine, models: Callable[[str], Pat
 
 def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: MakeEngine, family: str) -> None:
     engine = make_engine(family)
-    vae = engine._executor._runner.family._pipe.vae  # type: ignore[attr-defined]
+    vae = engine._loops[0].executor._runner.family._pipe.vae  # type: ignore[attr-defined]
     decoded: list[int] = []
     decode = vae.decode
 

@@ -1,0 +1,60 @@
+"""The ranks' communication library: torch.distributed over gloo or NCCL, for a group of more than one rank whose
+family uses torch. They meet at a store that rank 0 opens on a free port; the others hear of it by their link.
+
+The parallel plans speak through the world's group; ranks that only do the same never need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import TracebackType
+from typing import Any
+
+from saggar.engine.config import EngineConfig
+from saggar.engine.errors import LoadError
+from saggar.engine.models.registry import open_family
+from saggar.engine.worker.team import Team
+
+_HERE = "127.0.0.1"
+
+
+class World:
+    """A context manager: the default process group of this rank's process, where one is needed."""
+
+    def __init__(self, config: EngineConfig, team: Team) -> None:
+        self._config = config
+        self._team = team
+        self._joined = False
+
+    def __enter__(self) -> World:
+        """LoadError: the ranks do not find each other."""
+        if self._config.ranks > 1 and open_family(self._config.model).uses_torch:
+            self._join()
+            self._joined = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._joined and kind is None:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+    def _join(self) -> None:
+        import torch
+        from saggar.engine.platform.select import place
+
+        dist: Any = importlib.import_module("torch.distributed")  # its stores are not in its types
+        placement, platform = place(self._config, self._team.rank)
+        size = self._config.ranks
+        if self._team.leads:
+            store = dist.TCPStore(_HERE, 0, size, is_master=True, wait_for_workers=False)
+            self._team.tell(store.port)
+        else:
+            store = dist.TCPStore(_HERE, self._team.hear(), size, is_master=False)
+        dist.init_process_group(platform.communication, store=store, rank=self._team.rank, world_size=size)
+        here = torch.ones(1, device=placement.device)
+        dist.all_reduce(here)
+        if int(here.item()) != size:
+            raise LoadError(f"{int(here.item())} of {size} ranks found each other")
