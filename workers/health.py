@@ -5,6 +5,7 @@ Asks by Celery's own ping, which is answered by the very loop that fetches jobs.
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 
@@ -20,8 +21,13 @@ def answering(
     Raises kombu's OperationalError when Redis is away.
     """
     control = make_app(settings).control
-    inspect = control.inspect(pattern=f"*@{host}*", matcher="glob", timeout=timeout_s, limit=at_most)
+    inspect = control.inspect(pattern=of_host(host), matcher="pcre", timeout=timeout_s, limit=at_most)
     return sorted(inspect.ping() or {})
+
+
+def of_host(host: str) -> str:
+    """The regular expression of a host's workers' names: `lane@host-pid` or `lane@host-pid-random`, to the end."""
+    return rf".*@{re.escape(host)}-[0-9]+(-[0-9a-f]+)?\Z"
 
 
 def main() -> int:

@@ -26,9 +26,9 @@ CONFIG = """\
 bind 127.0.0.1
 port {port}
 requirepass {password}
-dir {folder}
+dir .
 appendonly yes
-appendfsync everysec
+appendfsync {appendfsync}
 save ""
 maxmemory-policy noeviction
 daemonize no
@@ -45,6 +45,11 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _packaged_valkey() -> str | None:
@@ -81,10 +86,14 @@ class RedisServer:
 
     `start` after `kill` or `stop` comes back with the same URL and data. Whoever may share the folder with another
     process holds a lock of its own: a server found running over it is taken for an orphan of a crash, and ended.
+
+    `appendfsync`: with "everysec" a crash of the machine, not of the server, may cost the last second's writes;
+    with "always" none, and each write waits for the disk.
     """
 
     folder: Path
     kind: Kind | None = None
+    appendfsync: Literal["everysec", "always"] = "everysec"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -92,6 +101,7 @@ class RedisServer:
         return self.folder / "redis.conf"
 
     def _settings(self) -> dict[str, str]:
+        """What the configuration of the last start says."""
         pairs = (line.split(" ", 1) for line in self.config.read_text().splitlines() if " " in line)
         return dict(pairs)
 
@@ -108,24 +118,37 @@ class RedisServer:
         return self._process.pid
 
     def start(self, timeout_s: float = 20.0) -> Self:
-        """Starts the server and waits until it answers; ServerError with the log's end if it does not."""
+        """Starts the server and waits until it answers.
+
+        ServerError with the log's end if it does not; then, as after any other failure, no process is left.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.config.exists():
             self._end_orphan()
-        if not self.config.exists() or not self._port_is_free():
-            self._write_config()
+        self._write_config()
         log = self.folder / "redis.log"
+        binary = os.path.abspath(find_binary(self.kind))
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [find_binary(self.kind), str(self.config)], stdout=sink, stderr=sink, start_new_session=True
+                [binary, str(self.config.resolve())],
+                cwd=self.folder,  # where its data goes: no path stands in its configuration, to be quoted there
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
             )
-        deadline = time.monotonic() + timeout_s
+        try:
+            self._wait(self._process, time.monotonic() + timeout_s, log)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _wait(self, process: subprocess.Popen[bytes], deadline: float, log: Path) -> None:
         while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-800:]
                 raise ServerError(f"the Redis server did not start; its log {log} ends with:\n{tail}")
             time.sleep(0.02)
-        return self
 
     def _end_orphan(self) -> None:
         if self._process is None and self._answers():
@@ -134,21 +157,26 @@ class RedisServer:
             client.close()
 
     def _write_config(self) -> None:
-        self.config.touch(mode=0o600)
-        self.config.write_text(
-            CONFIG.format(port=free_port(), password=secrets.token_urlsafe(24), folder=self.folder.resolve())
+        """As before, if there was one; with another port when somebody has taken the old one."""
+        before = self._settings() if self.config.exists() else {}
+        kept = before.get("port")
+        text = CONFIG.format(
+            port=kept if kept and _is_free(int(kept)) else free_port(),
+            password=before.get("requirepass") or secrets.token_urlsafe(24),
+            appendfsync=self.appendfsync,
         )
-
-    def _port_is_free(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", int(self._settings()["port"]))) != 0
+        written = self.config.with_suffix(".new")
+        written.unlink(missing_ok=True)
+        written.touch(mode=0o600)
+        written.write_text(text)
+        written.replace(self.config)
 
     def _answers(self) -> bool:
         client = redis.Redis.from_url(self.url, socket_timeout=1, socket_connect_timeout=1)
         try:
             return bool(client.ping())
-        except redis.ConnectionError:  # not up yet, or still loading its append-only file
-            return False
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False  # not up yet, still loading its append-only file, or somebody else's port
         finally:
             client.close()
 
