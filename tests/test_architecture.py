@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,3 +221,10 @@ def test_what_an_import_brings_along(module: str, absent: list[str]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_types_are_published(package: str) -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert (ROOT / package / "py.typed").exists()
+    assert "py.typed" in setup["package-data"][f"saggar.{package}"]

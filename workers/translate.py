@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from saggar.engine.request import ModelInfo, Output, ParamValue, Request
+from saggar.engine.request import ModelInfo, ParamValue, Request
 from saggar.jobs.cards import Limits, ModelCard
-from saggar.jobs.record import JobResult, OutputRef
 from saggar.jobs.schema import Job
 from saggar.workers.encode import FORMATS
 
@@ -43,16 +42,4 @@ def to_card(info: ModelInfo, name: str, max_batch: int) -> ModelCard:
         revision=info.revision,
         numerics=info.numerics,
         formats=list(FORMATS),
-    )
-
-
-def to_result(output: Output, refs: list[OutputRef], *, attempt: int, manifest: str) -> JobResult:
-    """The record of a finished job, small enough for Redis; the whole request stands in the sidecars."""
-    return JobResult(
-        outputs=refs,
-        manifest=manifest,
-        attempt=attempt,
-        batch_id=output.batch_id,
-        batch_size=output.batch_size,
-        timings=dict(output.timings),
     )
