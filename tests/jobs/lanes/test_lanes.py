@@ -39,8 +39,8 @@ class Engine:
         self.free.append(free)
         return self.wanted
 
-    def fetched(self, lane, key, priority_class, tags, rows):
-        self.got.append((lane, key, priority_class, [Tag.parse(tag).id for tag in tags], rows))
+    def fetched(self, lane, key, priority_class, rows):
+        self.got.append((lane, key, priority_class, {Tag.parse(tag).id: count for tag, count in rows.items()}))
 
     def gone(self, tag):
         self.left.append(Tag.parse(tag).id)
@@ -79,7 +79,7 @@ def test_the_appetite_decides_and_is_told(make):
     lanes = make(engine)
     put(lanes, "a", "b", "c")
     batch = lanes.take(LANE, 8)
-    assert engine.got == [(LANE, "k", 2, ["a", "b"], 2)]
+    assert engine.got == [(LANE, "k", 2, {"a": 1, "b": 1})]
     assert lanes.in_hand() == lanes.in_hand(LANE) == 2
     assert lanes.in_hand("gen.other") == 0
     lanes.ack(tags(batch)[0])
@@ -141,7 +141,7 @@ def test_an_appetite_filled_in_late_wants_nothing_before(make):
     engine = Engine(Want(rows=1))
     late.fill(engine)
     lanes.ack(tags(lanes.take(LANE, 8))[0])
-    assert (engine.got[0][3], engine.left) == (["a"], ["a"])
+    assert (engine.got[0][3], engine.left) == ({"a": 1}, ["a"])
 
 
 def test_an_ending_that_redis_did_not_hear_waits_for_the_heartbeat(make, server):
