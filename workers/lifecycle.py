@@ -97,7 +97,12 @@ class ModelWorker:
             storage, _spool(settings, storage, stack), Origin(card.model, card.revision, versions())
         )
         appetite = EngineAppetite(engine, settings.max_batch, publisher.has_room)
-        service = Service(ledger, attempts, engine, publisher, card, settings.owner, self._on_engine_lost)
+
+        def engine_lost() -> None:
+            appetite.close()  # at once: interactive jobs are fetched without asking the engine for a seat
+            self._on_engine_lost()
+
+        service = Service(ledger, attempts, engine, publisher, card, settings.owner, engine_lost)
         register_generate(app, service, appetite, lanes)
         register_revoke(ledger)
 
@@ -107,7 +112,7 @@ class ModelWorker:
         self._listen_for_cancels(client, attempts)
         cards = Cards(client, settings.jobs)
         self._keep_card(cards, card, lanes, lane)
-        self._watch_engine(engine)
+        self._watch_engine(engine, engine_lost)
         late.fill(appetite)
         self._drain_on_shutdown(lambda: self._drain(appetite, attempts, lanes, service))
         stack.callback(_leave_quietly, cards, card.model, lanes.owner)
@@ -144,13 +149,13 @@ class ModelWorker:
 
         worker_shutting_down.connect(on_shutdown, weak=False)
 
-    def _watch_engine(self, engine: Engine) -> None:
+    def _watch_engine(self, engine: Engine, lost: Callable[[], None]) -> None:
         """An idle worker meets its engine's end nowhere else."""
 
         def watch() -> None:
             while not self._stopping.wait(ENGINE_LOOK_S):
                 if not engine.health().ok:
-                    self._on_engine_lost()
+                    lost()
                     return
 
         threading.Thread(target=watch, name="saggar-engine-watch", daemon=True).start()

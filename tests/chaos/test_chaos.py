@@ -16,11 +16,20 @@ from tests.support.weed import S3Server
 pytestmark = pytest.mark.e2e
 
 
+def story(site: Site, record: JobRecord) -> str:
+    """What is known of a job that ended in a way that it should not."""
+    events = [
+        (event.kind, event.attempt, str(event.time)) for event in site.client.events(record.id, follow=False)
+    ]
+    said = [line for line in site.logs().splitlines() if record.id in line]
+    return f"{record!r}\n{events}\n" + "\n".join(said[-100:])
+
+
 def revive_the_unlucky(site: Site, records: list[JobRecord]) -> list[JobRecord]:
     """Jobs whose worker was killed three times over them are dead letters, as they should be; they are tried again."""
     dead = [record for record in records if record.dead]
     for record in dead:
-        assert record.error is not None and record.error.kind == "worker_died", record
+        assert record.error is not None and record.error.kind == "worker_died", story(site, record)
         assert [event.kind for event in site.terminal(record.id)] == ["failed"]
         site.client.retry(record.id)
     storage = site.open_store()

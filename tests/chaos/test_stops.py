@@ -197,3 +197,19 @@ def test_a_watchdog_ends_with_its_child(site: Site) -> None:
     assert child.poll() is None, "a child that never served is left alone"
     child.kill()
     child.wait()
+
+
+def test_interactive_jobs_do_not_bounce_off_a_dead_engine(site: Site) -> None:
+    """They are fetched although the engine has no seat: not from a worker that is about to end."""
+    dying = site.sabotaged("slow to stop", executor="multiproc", max_batch=2)
+    site.serving(1)
+    ids = site.submit(40, priority="interactive", params={"sleep_s": 0.05})
+    until(lambda: site.client.counts()["succeeded"] >= 2)
+    site.ranks()[0].kill()
+    dying.wait(30)
+    site.worker()
+    records = site.wait(ids)
+    assert not any(record.dead for record in records), [record.error for record in records if record.dead]
+    assert max(record.attempt for record in records) <= 3
+    site.check(records)
+    site.nothing_is_left()
