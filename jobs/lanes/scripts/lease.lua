@@ -31,12 +31,6 @@ function lane.unrest(B, tag, m)
   return lane.remove(B, tag, m) or call('ZREM', B .. ':d', tag) == 1 or call('ZREM', B .. ':x', tag) == 1
 end
 
-function lane.forget(B, tag)
-  call('HDEL', B .. ':m', tag)
-  local id = string.match(tag, '^(.*)~[^~]*$')
-  if id and call('HGET', B .. ':id', id) == tag then call('HDEL', B .. ':id', id) end
-end
-
 -- Messages whose time has come join the waiting ones. Returns their number.
 function lane.due(B, now)
   local tags = call('ZRANGEBYSCORE', B .. ':d', '-inf', lane.num(now), 'LIMIT', 0, 200)

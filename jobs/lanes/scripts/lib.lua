@@ -105,12 +105,31 @@ function lane.place(B, tag, m, due, now)
   end
 end
 
--- The tag of an id: the waiting one of its messages, else the leased one; nil when there is none.
+-- The tag of an id: the waiting one of its messages, else the leased one, else a dead letter; nil when there is none.
 function lane.find(B, id)
   local other = call('HGET', B .. ':id', id)
-  local own = call('HEXISTS', B .. ':m', id) == 1
-  if own and not (other and call('ZSCORE', B .. ':l', id)) then return id end
-  return other or (own and id) or nil
+  if call('HEXISTS', B .. ':m', id) == 0 then return other or nil end
+  local aside = call('ZSCORE', B .. ':x', id) or call('ZSCORE', B .. ':l', id)
+  if other and aside and not call('ZSCORE', B .. ':x', other) then return other end
+  return id
+end
+
+function lane.forget(B, tag)
+  call('HDEL', B .. ':m', tag)
+  local id = string.match(tag, '^(.*)~[^~]*$')
+  if id and call('HGET', B .. ':id', id) == tag then call('HDEL', B .. ':id', id) end
+end
+
+-- Forgets the dead letters of an id. Returns their number.
+function lane.drop_dead(B, id)
+  local count = 0
+  for _, tag in ipairs({id, call('HGET', B .. ':id', id) or nil}) do
+    if call('ZREM', B .. ':x', tag) == 1 then
+      lane.forget(B, tag)
+      count = count + 1
+    end
+  end
+  return count
 end
 
 -- Stores a message. Returns 1, or 0 when this very message (tag and uuid) is already there.
@@ -158,4 +177,4 @@ function lane.expedite(B, id)
 end
 
 -- For scripts of others that are made of this library and their own text.
-local lane_put, lane_position, lane_expedite = lane.put, lane.position, lane.expedite
+local lane_put, lane_position, lane_expedite, lane_drop_dead = lane.put, lane.position, lane.expedite, lane.drop_dead

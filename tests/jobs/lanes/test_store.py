@@ -331,3 +331,24 @@ def test_a_script_of_others_may_put(store):
     lua = LANE_LIB + "redis.call('SET', KEYS[1], 'x') return lane_put(ARGV[1], unpack(ARGV, 2))"
     assert store.client.eval(lua, 1, "record", store.base(LANE), *message.args()) == 1
     assert ids(fetch(store)) == ["a"]
+
+
+def test_a_dead_letter_is_found_only_when_there_is_nothing_else(store):
+    """The ledger asks for the message of a job, and drops its dead letters."""
+    ask = LANE_LIB + "return {lane.find(ARGV[1], 'j') or '', lane_drop_dead(ARGV[1], ARGV[2])}"
+
+    def found(drop="nobody"):
+        tag, dropped = store.client.eval(ask, 0, store.base(LANE), drop)
+        return text(tag), dropped
+
+    store.configure(LANE, LaneSettings(max_deliveries=1))
+    put(store, "j")
+    store.requeue(fetch(store).deliveries[0].tag)
+    assert found() == ("j", 0)
+    other = f"j~{put(store, 'j').uuid}"
+    assert found() == (other, 0)
+    store.requeue(fetch(store).deliveries[0].tag)  # dead too
+    assert [letter.tag for letter in store.dead_letters(LANE)] == ["j", other]
+    assert found("j") == ("j", 2)
+    assert found() == ("", 0)
+    assert snapshot(store, LANE).records == {}
