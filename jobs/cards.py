@@ -7,6 +7,7 @@ module does not know the engine: a card is what the engine's ModelInfo says, as 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from secrets import randbits
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from saggar.jobs.settings import JobSettings
 
 DAY_S = 24 * 3600
+log = logging.getLogger(__name__)
+
 SEED_BITS = 32  # of a seed chosen for a job that has none: short enough to be typed again
 
 
@@ -79,9 +82,12 @@ class ModelCard(BaseModel):
 
 
 def parse_card(text: str) -> ModelCard:
-    """A card from JSON, its rules built. Raises InvalidCard."""
+    """A published card, its rules built. Fields that are not known here come from a newer worker and are left out.
+
+    Raises InvalidCard.
+    """
     try:
-        card = ModelCard.model_validate_json(text)
+        card = ModelCard.model_validate_json(text, extra="ignore")
     except ValidationError as error:
         raise InvalidCard(str(one_line(error, {"": ModelCard.model_fields}))) from None
     _ = card.checker
@@ -106,6 +112,14 @@ def check_job(job: Job, card: ModelCard) -> Job:
             "output.format", f"{output.format} is not made by {card.model}", ", ".join(card.formats)
         )
     return with_seed(job.model_copy(update={"params": params, "output": output}))
+
+
+def completed(job: Job, card: ModelCard | None) -> Job:
+    """The job as it is queued: checked against its card, or, queued without one, with a seed at least.
+
+    Raises InvalidJob.
+    """
+    return check_job(job, card) if card else with_seed(job)
 
 
 def with_seed(job: Job) -> Job:
@@ -177,7 +191,7 @@ class Cards:
         self._redis.zrem(self._workers(model), worker_id)
 
     def get(self, model: str) -> ModelCard | None:
-        """Raises InvalidCard for a card of a newer, incompatible form."""
+        """Raises InvalidCard for a card that cannot be read."""
         text = cast("str | None", self._redis.hget(self._key, model))
         return parse_card(text) if text is not None else None
 
@@ -187,9 +201,15 @@ class Cards:
         return cast("list[str]", self._redis.zrangebyscore(self._workers(model), seconds - within_s, "+inf"))
 
     def list(self) -> list[ModelCard]:
-        """All cards ever published, by model."""
+        """All cards ever published, by model. One that cannot be read is left out, and the log says so."""
         texts = cast("dict[str, str]", self._redis.hgetall(self._key))
-        return [parse_card(text) for _, text in sorted(texts.items())]
+        cards = []
+        for model, text in sorted(texts.items()):
+            try:
+                cards.append(parse_card(text))
+            except InvalidCard as error:
+                log.warning("the card of %s cannot be read: %s", model, error)
+        return cards
 
     def _workers(self, model: str) -> str:
         return f"{self._key}:workers:{model}"
@@ -204,6 +224,7 @@ __all__ = [
     "ModelCard",
     "batch_key",
     "check_job",
+    "completed",
     "parse_card",
     "unknown_model",
     "with_seed",

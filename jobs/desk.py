@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from saggar.jobs.cards import ModelCard, check_job, parse_card, unknown_model, with_seed
-from saggar.jobs.errors import JobFailed, SaggarError, UnknownJob, WaitTimeout
+from saggar.jobs.cards import ModelCard, completed, parse_card, unknown_model
+from saggar.jobs.errors import InvalidCard, JobFailed, SaggarError, UnknownJob, WaitTimeout
 from saggar.jobs.ledger.message import job_message
 from saggar.jobs.ledger.ops import Ops
 from saggar.jobs.ledger.parse import Submitted
@@ -24,11 +24,12 @@ LOOK_S = 2.0  # how often a waiter looks at the record itself: a published messa
 
 
 class CardCache:
-    """Cards by model, for a short time. Models without one are not remembered."""
+    """Cards by model, for a short time. Models without one are not remembered. One that cannot be read is an error
+    for jobs of its model alone."""
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._cards: dict[str, tuple[float, ModelCard]] = {}
+        self._cards: dict[str, tuple[float, ModelCard | InvalidCard]] = {}
 
     def missing(self, jobs: Iterable[Job | SaggarError]) -> list[str]:
         """Models of these jobs that must be asked for."""
@@ -37,16 +38,29 @@ class CardCache:
         return sorted(m for m in models if m not in self._cards or self._cards[m][0] < now)
 
     def add(self, models: Sequence[str], texts: Sequence[str | None]) -> None:
-        """What Redis answered for the missing ones. Raises InvalidCard."""
+        """What Redis answered for the missing ones."""
         until = time.monotonic() + self._keep_s
         for model, text in zip(models, texts, strict=True):
             self._cards.pop(model, None)
             if text is not None:
-                self._cards[model] = (until, parse_card(text))
+                self._cards[model] = (until, _card_or_error(text))
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._cards
 
     def get(self, model: str) -> ModelCard | None:
-        entry = self._cards.get(model)
-        return entry[1] if entry else None
+        """Raises InvalidCard for one that cannot be read."""
+        _, card = self._cards.get(model, (0.0, None))
+        if isinstance(card, InvalidCard):
+            raise InvalidCard(f"{model}: {card}")
+        return card
+
+
+def _card_or_error(text: str) -> ModelCard | InvalidCard:
+    try:
+        return parse_card(text)
+    except InvalidCard as error:
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +85,14 @@ class Desk:
 
     def lacks_card(self, job: Job | SaggarError) -> bool:
         """Whether the job will be refused because its model has no card."""
-        return isinstance(job, Job) and not job.allow_unserved and self.cards.get(job.model) is None
+        return isinstance(job, Job) and not job.allow_unserved and job.model not in self.cards
 
     def submission(self, job: Job, known: Sequence[str]) -> Op[Submitted]:
-        """Raises InvalidJob; UnknownModel, which lists the `known` models."""
+        """Raises InvalidJob; UnknownModel, which lists the `known` models; InvalidCard."""
         if self.lacks_card(job):
             raise unknown_model(job.model, known)
         card = self.cards.get(job.model)
-        checked = check_job(job, card) if card else with_seed(job)
+        checked = completed(job, card)
         return self.ops.submit(checked, job_message(checked, card), job.digest())
 
     def submissions(
@@ -98,7 +112,7 @@ class Desk:
         card = self.cards.get(record.job.model)
         put = record.put + 1
         message = job_message(record.job, card, put=put, extras=record.extras, eta_us=0)
-        return self.ops.revive(record.id, message, put)
+        return self.ops.revive(record.job, message, put)
 
 
 def parsed(jobs: Iterable[JobLike]) -> list[Job | SaggarError]:

@@ -18,7 +18,8 @@ STATES: tuple[State, ...] = OPEN + TERMINAL
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    # Fields that are not known here come from a newer writer: a record is read all the same.
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class OutputRef(_Frozen):

@@ -150,6 +150,13 @@ class OutputSpec(_Part):
     prefix: Annotated[str, BeforeValidator(_check_prefix)] = ""
 
 
+def check_id(job_id: str) -> str:
+    """The id itself. Raises InvalidJob for one that no job can have: it would become part of Redis's keys."""
+    if not isinstance(job_id, str) or not _ID.fullmatch(job_id):
+        raise InvalidJob("id", "has a form that is not allowed", NAME_ALLOWED)
+    return job_id
+
+
 def new_id() -> str:
     """32 hexadecimal digits, random."""
     return uuid4().hex
@@ -276,6 +283,17 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "output": tuple(OutputSpec.model_fields),
     "loras": tuple(Lora.model_fields),
 }
+
+
+def read_job(text: str) -> Job:
+    """A job from a record, perhaps of a newer producer: fields that are not known here are left out.
+
+    Raises InvalidJob when the rest cannot be understood.
+    """
+    try:
+        return Job.model_validate_json(text, extra="ignore")
+    except ValidationError as error:  # text that is not JSON never reaches the model's own validator
+        raise one_line(error, _FIELDS) from None
 
 
 def parse_job(data: Job | dict[str, object] | str | bytes) -> Job:

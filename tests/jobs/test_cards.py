@@ -7,7 +7,19 @@ import pickle
 
 import pytest
 import redis
-from saggar.jobs import Cards, InvalidCard, InvalidJob, ModelCard, batch_key, check_job
+from pydantic import ValidationError
+from saggar.jobs import (
+    Cards,
+    InvalidCard,
+    InvalidJob,
+    JobClient,
+    ModelCard,
+    Submitted,
+    UnknownModel,
+    batch_key,
+    check_job,
+)
+from saggar.jobs.cards import completed
 from saggar.jobs.params import ParamsChecker
 
 from tests.jobs.samples import CARD, MODEL, SETTINGS, make_job
@@ -130,10 +142,29 @@ def test_cards_stay_when_their_worker_leaves(fake: redis.Redis) -> None:
     assert cards.list() == [CARD]
 
 
-def test_a_card_that_cannot_be_read(fake: redis.Redis) -> None:
-    fake.hset("saggar:cards", MODEL, '{"model": "x", "colour": 1}')
-    with pytest.raises(InvalidCard, match="colour"):
-        Cards(fake, SETTINGS).get(MODEL)
+def test_a_card_of_a_newer_worker_is_read(fake: redis.Redis) -> None:
+    fake.hset("saggar:cards", MODEL, json.dumps({**CARD.model_dump(mode="json"), "colour": "red"}))
+    assert Cards(fake, SETTINGS).get(MODEL) == CARD
+    with pytest.raises(ValidationError, match="colour"):  # what is published has no words of its own
+        ModelCard.model_validate({**CARD.model_dump(), "colour": "red"})
+
+
+def test_a_card_that_cannot_be_read_harms_its_own_model_alone(fake: redis.Redis, client: JobClient) -> None:
+    fake.hset("saggar:cards", "odd", '{"model": "odd", "family": 1}')
+    with pytest.raises(InvalidCard, match="family"):
+        Cards(fake, SETTINGS).get("odd")
+    assert Cards(fake, SETTINGS).list() == [CARD]
+    jobs = [make_job(), make_job(model="odd"), make_job(model="none"), make_job()]
+    outcomes = list(client.submit_many(jobs))
+    assert [type(outcome) for outcome in outcomes] == [Submitted, InvalidCard, UnknownModel, Submitted]
+    with pytest.raises(InvalidCard, match=r"^odd: family"):
+        client.submit(jobs[1])
+
+
+def test_a_job_without_a_card_gets_its_seed_all_the_same() -> None:
+    job = make_job(seed=None)
+    assert completed(job, None).seed is not None
+    assert completed(job, CARD).params["height"] == 256
 
 
 def test_a_card_is_refused_before_it_is_published(fake: redis.Redis) -> None:

@@ -10,8 +10,9 @@ import click
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import JobFailed, SaggarError
 from saggar.jobs.events import Event
+from saggar.jobs.lanes.message import Priority
 from saggar.jobs.record import JobRecord, State
-from saggar.jobs.schema import Format, Priority
+from saggar.jobs.schema import Format
 from saggar.jobs.settings import JobSettings
 from saggar.workers.runs.manifest import parse_settings
 
