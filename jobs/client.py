@@ -42,7 +42,7 @@ class JobClient:
 
     def submit(self, job: JobLike) -> Submitted:
         """Checks the job against its model's card and queues it. The same job again (by id or idempotency
-        key) is the same job. Raises InvalidJob, UnknownModel, Conflict, QueueFull."""
+        key) is the same job. Raises InvalidJob, UnknownModel, InvalidCard, Conflict, QueueFull."""
         checked = parse_job(job)
         self._fetch_cards([checked])
         models = self.models() if self._desk.lacks_card(checked) else []
@@ -111,7 +111,8 @@ class JobClient:
         return self._runner.run(self._desk.ops.cancel(job_id))
 
     def retry(self, job_id: str) -> Submitted:
-        """Another attempt for a failed or cancelled job. Raises NotRetryable, UnknownJob."""
+        """Another attempt for a failed, cancelled or expired job; a deadline that is over is dropped.
+        Raises NotRetryable, UnknownJob."""
         while True:
             record = self.status(job_id)
             self._fetch_cards([record.job])

@@ -5,7 +5,7 @@ SaggarError
 ├── InvalidJob         the job's fault, final: names the field and what is allowed
 │   └── UnknownModel   no worker has ever published a card for this model
 ├── InvalidCard        a model card cannot be read or served (the publisher's fault)
-├── Conflict           the id or idempotency key already belongs to another spec
+├── Conflict           the id or idempotency key already belongs to another spec or id
 ├── UnknownJob         no such job: never submitted, or its record has expired
 ├── NotRetryable       the job is not in a state that `retry` may leave
 ├── QueueFull          the lane is at its high water; try again after `retry_after_s`
@@ -53,17 +53,18 @@ class InvalidCard(SaggarError):
 
 
 class Conflict(SaggarError):
-    """The id or idempotency key already belongs to a job with another spec. Nothing was changed."""
+    """The id or idempotency key already belongs to a job with another spec, or, where a message names its job, with
+    another id (`other`). Nothing was changed."""
 
-    def __init__(self, field: str, job_id: str) -> None:
-        self.field, self.job_id = field, job_id
-        super().__init__(
-            f"{field}: job {job_id} was submitted with it and another spec "
-            f"(allowed: the same spec again, or another {field})"
+    def __init__(self, field: str, job_id: str, other: str = "spec") -> None:
+        super().__init__(field, job_id, other)  # whole, as in InvalidJob
+        self.field, self.job_id, self.other = field, job_id, other
+
+    def __str__(self) -> str:
+        return (
+            f"{self.field}: job {self.job_id} was submitted with it and another {self.other} "
+            f"(allowed: the same {self.other} again, or another {self.field})"
         )
-
-    def __reduce__(self) -> tuple[type[Conflict], tuple[str, str]]:
-        return type(self), (self.field, self.job_id)
 
 
 class UnknownJob(SaggarError):

@@ -34,7 +34,6 @@ Kind = Literal[
     "submitted",
     "started",
     "progress",
-    "preview",
     "uploading",
     "retrying",
     "requeued",

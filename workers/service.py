@@ -90,7 +90,7 @@ class Service:
         self,
         job_id: str,
         token: str,
-        put: int | None = None,
+        put: int = 1,
         key: str | None = None,
         reservation: Reservation | None = None,
     ) -> JobResult:
@@ -129,6 +129,8 @@ class Service:
     def _not_started(self, job_id: str, answer: NotStarted) -> JobResult:
         """A message that came once more after its job's end, before it was acknowledged: say again what became of it,
         for whoever is linked to it."""
+        if answer.error is not None:
+            raise JobFailed(f"{answer.error.kind}: {answer.error.message}")
         if answer.state in ("succeeded", "failed"):
             record = self._insist(lambda: self._ledger.get(job_id), None)
             if record is not None and record.result is not None:
@@ -171,15 +173,17 @@ class Service:
         place = alone_key(job.id) if alone else batch_key(job, self._card)
         if started.crashed:
             pause = _RETRY_PAUSE_S * 2 ** (crashes - 1)
-            self._again(attempt, "worker_died", "its worker died while executing it", pause, alone)
+            why = JobError(kind="worker_died", message="its worker died while executing it")
+            self._again(job, attempt, why, pause, alone)
         if key is not None and key != place:
-            self._again(attempt, "rekeyed", "waits under another batch key", 0.0, alone)
+            why = JobError(kind="rekeyed", message="waits under another batch key")
+            self._again(job, attempt, why, 0.0, alone)
 
-    def _again(self, attempt: Attempt, kind: str, message: str, delay_s: float, alone: bool) -> NoReturn:
-        why = JobError(kind=kind, message=message)
+    def _again(self, job: Job, attempt: Attempt, why: JobError, delay_s: float, alone: bool) -> NoReturn:
+        """`job`: checked, so that its next message waits under the key that `_placed` looks for."""
         self._insist(
             lambda: self._ledger.retry(
-                attempt.job_id, attempt.number, why, self._card, delay_s=delay_s, alone=alone
+                attempt.job_id, attempt.number, why, self._card, job=job, delay_s=delay_s, alone=alone
             ),
             attempt,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import redis
 from celery.exceptions import Ignore, Reject
-from saggar.jobs.errors import JobFailed
+from saggar.jobs.errors import InvalidJob, JobFailed
 from saggar.jobs.lanes import Lanes
 from saggar.jobs.lanes.message import KEY_HEADER
 from saggar.jobs.ledger import PUT_HEADER, TASK, Ledger
@@ -39,7 +39,9 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
             if not lanes.started(tag):
                 raise Ignore(f"{job_id} was given back before it started")
             put, key = (getattr(task.request, name, None) for name in (PUT_HEADER, KEY_HEADER))
-            return service.run(job_id, tag, put, key, reservation).model_dump(mode="json", exclude_none=True)
+            return service.run(job_id, tag, put or 1, key, reservation).model_dump(
+                mode="json", exclude_none=True
+            )
         except Dropped as dropped:
             raise Ignore(str(dropped)) from dropped
         except GivenBack as back:
@@ -67,6 +69,8 @@ def register_revoke(ledger: Ledger) -> None:
         for job_id in [task_id] if isinstance(task_id, str) else task_id:
             try:
                 ledger.cancel(job_id)
+            except InvalidJob:
+                log.debug("a revoked task has an id that no job can have")
             except redis.RedisError as error:
                 log.error("revoke of %s could not cancel its job: %s", job_id, error)
         answer: Mapping[str, object] = revoke(state, task_id, **options)

@@ -107,11 +107,17 @@ class Ledger:
         return self._run(self.ops.submit(job, message, digest, extras))
 
     def start(
-        self, job_id: str, owner: str, token: str | None = None, put: int | None = None
+        self, job_id: str, owner: str, token: str | None = None, put: int = 1
     ) -> parse.Started | parse.NotStarted:
         """Takes a delivered job up. `token` names the delivery (a second call with it gets the same attempt);
-        `put` is the message's number from its header."""
-        return self._run(self.ops.start(job_id, owner, token or uuid4().hex, put))
+        `put` is the message's number: from its header, 1 when it has none. A job whose spec cannot be read, of a
+        newer producer perhaps, fails here."""
+        answer = self._run(self.ops.start(job_id, owner, token or uuid4().hex, put))
+        if isinstance(answer, parse.Unreadable):
+            error = JobError(kind="unreadable", message=answer.why)
+            self.fail(job_id, answer.attempt, error)
+            return parse.NotStarted("unreadable", "failed", error)
+        return answer
 
     def progress(
         self,
@@ -143,20 +149,24 @@ class Ledger:
         card: ModelCard | None = None,
         not_before: datetime | None = None,
         *,
+        job: Job | None = None,
         delay_s: float = 0.0,
         alone: bool = False,
     ) -> bool:
         """Another attempt under a new message at the job's old place, not before a time, or not before
-        `delay_s` from now on Redis's clock; `alone`: under a batch key of its own. The caller acknowledges
-        the old message. False: fenced. A job that shall stop ends here."""
+        `delay_s` from now on Redis's clock; `alone`: under a batch key of its own. `job`: as the card completes
+        it, for one that was queued without; its message then waits under the key the worker compares with, and
+        the record keeps it. The caller acknowledges the old message. False: fenced. A job that shall stop ends
+        here."""
         record = self.get(job_id)
         if record is None:
             return False
         put = record.put + (0 if record.state == "queued" else 1)  # queued: this very call was sent before
         eta_us = micros(not_before)
-        message = job_message(record.job, card, put=put, extras=record.extras, eta_us=eta_us, alone=alone)
+        job = job or record.job
+        message = job_message(job, card, put=put, extras=record.extras, eta_us=eta_us, alone=alone)
         data: Data = {"kind": error.kind, "message": error.message}
-        return self._run(self.ops.retry(job_id, attempt, message, put, data, delay_s))
+        return self._run(self.ops.retry(job, attempt, message, put, data, delay_s))
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> parse.Ending:
         """Success: result, terminal event and Celery's result at once. Only for the current attempt."""
@@ -167,8 +177,13 @@ class Ledger:
         return self._run(self.ops.fail(job_id, attempt, error, dead))
 
     def bury(self, job_id: str, error: JobError) -> parse.Ending:
-        """Failure of whatever attempt there is, or none: its message has become a dead letter."""
+        """Failure of whatever attempt there is, or none: its message has become a dead letter, and goes. Nothing
+        happens when it is none (any more)."""
         return self._run(self.ops.fail(job_id, None, error, True))
+
+    def give_up(self, job_id: str, error: JobError) -> parse.Ending:
+        """Failure of whatever attempt there is, or none: nobody could do this job."""
+        return self._run(self.ops.fail(job_id, None, error, False))
 
     def stopped(self, job_id: str, attempt: int) -> parse.Ending:
         """The attempt has stopped because it was told to: cancelled, or expired if that was the reason."""

@@ -13,12 +13,12 @@ from saggar.jobs.ledger import parse
 from saggar.jobs.ledger.message import micros
 from saggar.jobs.ledger.script import Argument, Op, Reply
 from saggar.jobs.record import STATES, JobError, JobRecord, JobResult, State
-from saggar.jobs.schema import Job
+from saggar.jobs.schema import Job, check_id
 from saggar.jobs.settings import JobSettings
 
 PAGE_MAX = 1_000  # records of a page
 LOOK_MAX = 2_000  # index entries that one page may look at
-EventKind = Literal["", "progress", "preview", "uploading"]
+EventKind = Literal["", "progress", "uploading"]
 Data = dict[str, str | int | float | None]
 
 
@@ -42,7 +42,7 @@ class Criteria(TypedDict, total=False):
 
 
 class Ops:
-    """The operations under these settings."""
+    """The operations under these settings. All that take a job's id raise InvalidJob for one that no job can have."""
 
     def __init__(self, settings: JobSettings) -> None:
         self._settings = settings
@@ -59,48 +59,53 @@ class Ops:
         return Op("submit", args, read, RedisFull(message.lane, settings.retry_after_s))
 
     def start(
-        self, job_id: str, owner: str, token: str, put: int | None
-    ) -> Op[parse.Started | parse.NotStarted]:
-        return Op("start", [job_id, owner, token, "" if put is None else put], parse.started)
+        self, job_id: str, owner: str, token: str, put: int
+    ) -> Op[parse.Started | parse.NotStarted | parse.Unreadable]:
+        return Op("start", [check_id(job_id), owner, token, put], parse.started)
 
     def progress(
         self, job_id: str, attempt: int, step: int, steps: int, *, kind: EventKind, data: Data
     ) -> Op[parse.Orders]:
         more = compact({"step": step, "steps": steps, **data})
-        return Op("progress", [job_id, attempt, step, steps, kind, more], parse.orders)
+        return Op("progress", [check_id(job_id), attempt, step, steps, kind, more], parse.orders)
 
     def check(self, attempts: Sequence[tuple[str, int]]) -> Op[dict[str, parse.Orders]]:
         def read(reply: Reply) -> dict[str, parse.Orders]:
             answers = cast("list[parse.Orders]", parse.rows(reply))
             return {job_id: answer for (job_id, _), answer in zip(attempts, answers, strict=True)}
 
-        args: list[Argument] = [part for pair in attempts for part in pair]
+        args: list[Argument] = [part for job_id, attempt in attempts for part in (check_id(job_id), attempt)]
         return Op("check", args, read)
 
     def requeue(self, job_id: str, attempt: int, reason: str) -> Op[bool]:
-        return Op("requeue", [job_id, attempt, compact({"reason": reason})], lambda reply: reply != "fenced")
-
-    def retry(
-        self, job_id: str, attempt: int, message: LaneMessage, put: int, data: Data, delay_s: float = 0.0
-    ) -> Op[bool]:
-        delay_us = round(delay_s * 1e6)
-        args: list[Argument] = [job_id, attempt, put, self._base(message.lane), compact(data), delay_us]
         return Op(
-            "retry", [*args, *message.args()], lambda reply: reply not in ("fenced", "unknown", "changed")
+            "requeue",
+            [check_id(job_id), attempt, compact({"reason": reason})],
+            lambda reply: reply != "fenced",
         )
 
-    def revive(self, job_id: str, message: LaneMessage, put: int) -> Op[bool]:
-        """A producer's retry. False: the record changed since it was read."""
+    def retry(
+        self, job: Job, attempt: int, message: LaneMessage, put: int, data: Data, delay_s: float = 0.0
+    ) -> Op[bool]:
+        """A worker's, of the checked job: the record has it from now on."""
+        args: list[Argument] = [job.id, attempt, put, self._base(message.lane), compact(data)]
+        args += [round(delay_s * 1e6), job.to_json(), *message.args()]
+        return Op("retry", args, lambda reply: reply not in ("fenced", "unknown", "changed"))
+
+    def revive(self, job: Job, message: LaneMessage, put: int) -> Op[bool]:
+        """A producer's retry. A deadline that is over is dropped. False: the record changed since it was read."""
+        job_id = job.id
 
         def read(reply: Reply) -> bool:
             if reply == "unknown":
                 raise UnknownJob(job_id)
             if isinstance(reply, str) and reply.startswith("refused "):
                 state = reply.removeprefix("refused ")
-                raise NotRetryable(f"job {job_id} is {state} (allowed: failed or cancelled)")
+                raise NotRetryable(f"job {job_id} is {state} (allowed: failed, cancelled or expired)")
             return reply != "changed"
 
-        return Op("retry", [job_id, "", put, self._base(message.lane), "", 0, *message.args()], read)
+        spec = job.model_copy(update={"deadline": None}).to_json()
+        return Op("retry", [job_id, "", put, self._base(message.lane), "", 0, spec, *message.args()], read)
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> Op[parse.Ending]:
         stored = result.model_dump_json(exclude_none=True)
@@ -123,7 +128,7 @@ class Ops:
         return self._finish(job_id, attempt, state, celery=("REVOKED", ""), data={})
 
     def cancel(self, job_id: str) -> Op[parse.Cancelled]:
-        return Op("cancel", [job_id], parse.cancelled)
+        return Op("cancel", [check_id(job_id)], parse.cancelled)
 
     def expire(self, most: int) -> Op[int]:
         return Op("expire", [most], lambda reply: cast("int", reply))
@@ -135,7 +140,7 @@ class Ops:
         return Op("counts", [run] if run is not None else [], parse.counts)
 
     def get(self, job_id: str) -> Op[JobRecord | None]:
-        return Op("get", [job_id], parse.record)
+        return Op("get", [check_id(job_id)], parse.record)
 
     def list(self, criteria: Criteria) -> Op[parse.Page]:
         """Raises InvalidJob for criteria that no page can have."""
@@ -175,7 +180,14 @@ class Ops:
     ) -> Op[parse.Ending]:
         """`result` and `error` for the record, JSON; `celery`: status and result of its own."""
         more = compact({name: item for name, item in data.items() if item is not None}) if data else ""
-        args: list[Argument] = [job_id, "" if attempt is None else attempt, state, result, error, *celery]
+        args: list[Argument] = [
+            check_id(job_id),
+            "" if attempt is None else attempt,
+            state,
+            result,
+            error,
+            *celery,
+        ]
         return Op("finish", [*args, more, int(dead)], parse.ending)
 
 

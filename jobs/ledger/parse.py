@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,9 @@ from typing import Literal, cast
 from saggar.jobs.errors import Conflict, InvalidJob, QueueFull
 from saggar.jobs.ledger.script import Reply
 from saggar.jobs.record import TERMINAL, JobError, JobRecord, JobResult, Progress, State, Times
-from saggar.jobs.schema import Job
+from saggar.jobs.schema import Job, read_job
+
+log = logging.getLogger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Orders = Literal["go", "cancel", "deadline", "fenced"]
@@ -41,10 +44,19 @@ class Started:
 @dataclass(frozen=True, slots=True)
 class NotStarted:
     """The message has nothing to do: acknowledge it. `ended` (in `state`), `stale` (another message is the
-    valid one) or `unknown`."""
+    valid one), `unknown`, or `unreadable`: the job has just failed with `error`."""
 
-    reason: Literal["ended", "stale", "unknown"]
+    reason: Literal["ended", "stale", "unknown", "unreadable"]
     state: State | None = None
+    error: JobError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The attempt has begun, and its job cannot be understood: `why`."""
+
+    attempt: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +118,14 @@ def submitted(reply: Reply, lane: str, retry_after_s: float) -> Submitted:
     return Submitted(job_id, outcome != "same", cast("State", detail))
 
 
-def started(reply: Reply) -> Started | NotStarted:
+def started(reply: Reply) -> Started | NotStarted | Unreadable:
     outcome, *rest = rows(reply)
     if outcome == "started":
         attempt, spec, suspicions, digest, crashed, stopping = rest
-        job = Job.model_validate_json(cast("str", spec))
+        try:
+            job = read_job(cast("str", spec))
+        except InvalidJob as error:
+            return Unreadable(cast("int", attempt), str(error))
         return Started(
             cast("int", attempt),
             job,
@@ -140,16 +155,22 @@ def cancelled(reply: Reply) -> Cancelled:
 
 
 def record(reply: Reply) -> JobRecord | None:
-    """Of get.lua: place and fields."""
+    """Of get.lua: place and fields. Raises InvalidJob for a job that cannot be read."""
     place, fields = rows(reply)
     flat = rows(fields)
     return _record(flat, cast("int", place)) if flat else None
 
 
 def page(reply: Reply) -> Page:
-    """Of list.lua. The cursor is `score:id`."""
+    """Of list.lua. The cursor is `score:id`. A job that cannot be read is left out, and the log says so."""
     score, last, *entries = rows(reply)
-    records = [_record(rows(cast("list[Reply]", entry)[1]), -1) for entry in entries]
+    records = []
+    for entry in entries:
+        job_id, fields = rows(entry)
+        try:
+            records.append(_record(rows(fields), -1))
+        except InvalidJob as error:
+            log.warning("job %s cannot be read: %s", job_id, error)
     return Page(records, f"{score}:{last}" if score else None)
 
 
@@ -170,7 +191,7 @@ def orders(reply: Reply) -> Orders:
 
 def _record(flat: Sequence[Reply], place: int) -> JobRecord:
     field = cast("dict[str, str]", dict(zip(flat[::2], flat[1::2], strict=True)))
-    job = Job.model_validate_json(field["spec"])
+    job = read_job(field["spec"])
     started_at, ended_at, step = field.get("started"), field.get("ended"), field.get("step")
     result, error = field.get("result"), field.get("error")
     state = cast("State", field["state"])

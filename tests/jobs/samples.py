@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import redis
-from saggar.jobs import Job, JobResult, JobSettings, Ledger, ModelCard, OutputRef, Submitted
-from saggar.jobs.ledger import job_message
+from saggar.jobs import Job, JobResult, JobSettings, Ledger, ModelCard, OutputRef, Submitted, reconcile
+from saggar.jobs.lanes import LaneSettings, LaneStore, lane_name
+from saggar.jobs.lanes.store import Outcome
+from saggar.jobs.ledger import Reconciled, job_message
 
 MODEL = "saggar/emoji"
 SETTINGS = JobSettings.make()
@@ -53,6 +55,26 @@ def make_result(attempt: int, outputs: int = 1) -> JobResult:
     return JobResult(
         outputs=refs, manifest="s3://b/result.json", attempt=attempt, batch_id="b1", batch_size=2
     )
+
+
+def scan(ledger: Ledger) -> Reconciled:
+    """A whole turn of the reconciler, whoever had the last one and whenever that was."""
+    ledger.runner.client.delete("saggar:reconciler", "saggar:reconciler:scan")
+    done = reconcile(ledger, SETTINGS, lambda _: CARD)
+    assert done is not None
+    return done
+
+
+def bury_letter(client: redis.Redis, tag: str) -> None:
+    """A waiting message of the model's lane becomes a dead letter."""
+    store = LaneStore(client, "saggar:")
+    lane = lane_name(MODEL)
+    store.configure(lane, LaneSettings(max_deliveries=1))
+    batch = store.fetch(lane, "w", rows=1, seats=1)
+    assert batch is not None
+    assert batch.deliveries[0].tag.id == tag
+    assert store.requeue(batch.deliveries[0].tag) is Outcome.DEAD
+    assert [letter.tag for letter in store.dead_letters(lane)] == [tag]
 
 
 def lane_messages(client: redis.Redis) -> set[str]:

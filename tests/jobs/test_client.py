@@ -185,7 +185,7 @@ def test_retry(client: JobClient, ledger: Ledger, fake: redis.Redis) -> None:
     assert fake.ttl("saggar:events:job:j") == -1
     assert client.list(dead=True).records == []
     assert not client.submit(make_job(idempotency_key="k")).created  # the key still names this job
-    ledger.start("j", "w")
+    ledger.start("j", "w", put=2)
     assert ledger.commit("j", 3, make_result(3)).won
     with pytest.raises(NotRetryable, match="succeeded"):
         client.retry("j")

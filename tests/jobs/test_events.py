@@ -89,10 +89,25 @@ def test_one_terminal_event_for_each_end(client: JobClient, ledger: Ledger) -> N
     ledger.start("j", "w")
     ledger.fail("j", 1, JobError(kind="permanent", message="no"))
     client.retry("j")
-    ledger.start("j", "w")
+    ledger.start("j", "w", put=2)
     ledger.commit("j", 2, make_result(2))
     expected = ["submitted", "started", "failed", "retrying", "started", "succeeded"]
     assert [e.kind for e in client.events("j")] == expected  # not stopped by the first end
+
+
+def test_events_say_in_which_batch_a_job_runs(client: JobClient, ledger: Ledger) -> None:
+    submit(ledger, make_job(id="j"))
+    ledger.start("j", "w")
+    batch: dict[str, str | int | float | None] = {"batch_id": "b1", "batch_size": 4}
+    ledger.progress("j", 1, 0, 8, data=batch)
+    ledger.progress("j", 1, 8, 8, kind="uploading", data=batch)
+    ledger.commit("j", 1, make_result(1))
+    _, _, *told = client.events("j")
+    assert [(e.kind, e.data.get("step"), e.data["batch_id"], e.data["batch_size"]) for e in told] == [
+        ("progress", 0, "b1", 4),
+        ("uploading", 8, "b1", 4),
+        ("succeeded", None, "b1", 2),
+    ]
 
 
 def test_unknown_job(client: JobClient) -> None:

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from saggar.jobs import Conflict, JobError, Ledger, NotRetryable, reconcile
+from saggar.jobs import Conflict, JobError, Ledger, NotRetryable
 from saggar.jobs.desk import Desk
 from saggar.jobs.ledger import NotStarted, Started
 from saggar.jobs.record import OPEN, STATES, TERMINAL
 
-from tests.jobs.samples import CARD, SETTINGS, event_kinds, lane_messages, make_job, make_result, submit
+from tests.jobs.samples import SETTINGS, event_kinds, lane_messages, make_job, make_result, scan, submit
 
 IDS = st.sampled_from(["a", "b", "c"])
 ATTEMPTS = st.integers(0, 4)
@@ -74,14 +74,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(job_id=IDS, twice=st.booleans(), old_message=st.booleans())
     def start(self, job_id: str, twice: bool, old_message: bool) -> None:
         record = self.ledger.get(job_id)
-        put = record.put - 1 if record and old_message else None
+        put = record.put - old_message if record else 1
         token = f"delivery-{self.attempt.get(job_id, 0)}-{len(self.ends)}-{self.ends.get(job_id, 0)}"
         answer = self.ledger.start(job_id, "w", token, put)
         if job_id not in self.state:
             assert answer == NotStarted("unknown")
         elif self.state[job_id] in TERMINAL:
             assert answer == NotStarted("ended", self.state[job_id])  # type: ignore[arg-type]
-        elif put is not None:
+        elif old_message:
             assert answer == NotStarted("stale")
         else:
             assert isinstance(answer, Started)
@@ -89,7 +89,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert answer.attempt == self.attempt[job_id] + 1
             self.state[job_id], self.attempt[job_id] = "running", answer.attempt
             if twice:
-                again = self.ledger.start(job_id, "w", token)
+                again = self.ledger.start(job_id, "w", token, put)
                 assert isinstance(again, Started)
                 assert again.attempt == answer.attempt
 
@@ -162,7 +162,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if record is None:
             return
         op = Desk.of(SETTINGS).revival(record)
-        if self.state[job_id] in ("failed", "cancelled"):
+        if self.state[job_id] in ("failed", "cancelled", "expired"):
             assert self.ledger.runner.run(op)
             assert self.ledger.runner.run(op)  # sent twice
             self.state[job_id] = "queued"
@@ -174,9 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def lose_all_messages_and_reconcile(self) -> None:
         self.fake.delete(*self.fake.keys(f"{LANE}*") or ["nothing"])
-        done = reconcile(self.ledger, SETTINGS, lambda _: CARD)
-        assert done is not None
-        assert done.replaced == sum(state in OPEN for state in self.state.values())
+        assert scan(self.ledger).replaced == sum(state in OPEN for state in self.state.values())
 
     @invariant()
     def the_record_says_what_the_model_says(self) -> None:

@@ -1,10 +1,13 @@
 -- Another attempt under a new message. From a worker (`attempt` given): of the running attempt.
--- From a producer (`attempt` ''): of a failed or cancelled job, its history kept, its suspicions dropped.
+-- From a producer (`attempt` ''): of a failed, cancelled or expired job, its history kept, its suspicions dropped.
 -- `put` is the number of the new message: one more than the one the caller saw. A worker's comes to its old
 -- place, `delay` microseconds from now by this server's clock.
+-- `spec`: a worker's is the job completed by its card, whose batch key the message has; a producer's is the job without
+-- its deadline, kept if that is over: whoever tries again by hand wants it still.
 -- -> state after it | fenced | unknown | changed (read again) | refused STATE
 local id, attempt, put, base, data, delay = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
-local tag, uuid, class, batch_key, rows, eta, body = unpack(ARGV, 7, 13)
+local spec = ARGV[7]
+local tag, uuid, class, batch_key, rows, eta, body = unpack(ARGV, 8, 14)
 local job, key = read(id), job_key(id)
 if not job then return 'unknown' end
 local mine = attempt == '' or job.attempt == tonumber(attempt)
@@ -12,12 +15,19 @@ if job.state == 'queued' and job.put == put and mine then return 'queued' end --
 if attempt ~= '' then
   if job.state ~= 'running' or not mine then return 'fenced' end
   if job.stop then return stop(id, job) end
-elseif job.state ~= 'failed' and job.state ~= 'cancelled' then
+elseif job.state ~= 'failed' and job.state ~= 'cancelled' and job.state ~= 'expired' then
   return 'refused ' .. job.state
 end
 if job.put + 1 ~= put then return 'changed' end
 
+local overdue = job.deadline and tonumber(job.deadline) <= lane.now()
+if attempt ~= '' or overdue then call('SET', spec_key(id), spec) end
 if attempt == '' then
+  lane_drop_dead(base, id) -- a dead letter would bury the job again
+  if overdue then
+    call('HDEL', key, 'deadline')
+    job.deadline = nil
+  end
   call('HDEL', key, 'ended', 'error', 'suspicions', 'dead')
   call('PERSIST', key)
   call('PERSIST', spec_key(id))

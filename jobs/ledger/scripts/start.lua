@@ -1,14 +1,14 @@
 -- A worker takes the job up: the attempt counts one more, and any earlier one is fenced off.
--- `token` names the delivery; `put` the message it came with ('' = not known).
+-- `token` names the delivery; `put` is the number of the message it came with.
 -- -> {started, attempt, spec, suspicions, digest, 1 if the attempt before this one crashed, 1 if it shall stop}
 --    | {ended, state} | {stale} | {unknown}
 -- An attempt that vanished may have written its manifest, and then the job can only succeed: so it does not end
 -- here, and whoever takes it up looks into the store first.
-local id, owner, token, put = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local id, owner, token, put = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local job, key = read(id), job_key(id)
 if not job then return {'unknown'} end
 if TERMINAL[job.state] then return {'ended', job.state} end
-if put ~= '' and tonumber(put) ~= job.put then return {'stale'} end
+if put ~= job.put then return {'stale'} end
 local again = job.state == 'running' and job.token == token -- the call was sent twice
 local crashed = not again and job.state == 'running' and job.step and not job.uploading
 if not again then
