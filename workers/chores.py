@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from celery.exceptions import Ignore
-from saggar.jobs.cards import Cards, check_job, unknown_model
-from saggar.jobs.errors import QueueFull
+from saggar.jobs.cards import Cards, completed, unknown_model
+from saggar.jobs.errors import Conflict, QueueFull, SaggarError
 from saggar.jobs.ledger import TASK, Ledger, job_message
 from saggar.jobs.schema import Job, parse_job
 from saggar.jobs.settings import connect
@@ -42,7 +42,9 @@ _THREADS = 4
 def register_intake(app: Celery, ledger: Ledger, cards: Cards) -> None:
     """The task of the intake queue. Its failure is the refusal, in one line."""
 
-    @app.task(name=TASK, bind=True, acks_late=True, max_retries=None)  # type: ignore[untyped-decorator]
+    @app.task(  # type: ignore[untyped-decorator]
+        name=TASK, bind=True, acks_late=True, max_retries=None, throws=(SaggarError,)
+    )
     def intake(task: Task, **fields: object) -> None:
         job = parse_job({**fields, "id": task.request.id})
         try:
@@ -57,8 +59,10 @@ def submit_sent(ledger: Ledger, cards: Cards, job: Job, extras: str) -> None:
     card = cards.get(job.model)
     if card is None and not job.allow_unserved:
         raise unknown_model(job.model, [known.model for known in cards.list()])
-    checked = check_job(job, card) if card else job
-    ledger.submit(checked, job_message(checked, card, extras=extras), job.digest(), extras)
+    checked = completed(job, card)
+    submitted = ledger.submit(checked, job_message(checked, card, extras=extras), job.digest(), extras)
+    if submitted.id != job.id:  # message J must be job J, or nobody would ever answer for it
+        raise Conflict("idempotency_key", submitted.id, "id")
 
 
 def extras_of(request: Context) -> str:
