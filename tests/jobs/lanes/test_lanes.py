@@ -40,7 +40,9 @@ class Engine:
         return self.wanted
 
     def fetched(self, lane, key, priority_class, rows):
-        self.got.append((lane, key, priority_class, {Tag.parse(tag).id: count for tag, count in rows.items()}))
+        self.got.append(
+            (lane, key, priority_class, {Tag.parse(tag).id: count for tag, count in rows.items()})
+        )
 
     def gone(self, tag):
         self.left.append(Tag.parse(tag).id)
