@@ -31,12 +31,16 @@ def _check_url(url: str) -> str:
     parts = urlsplit(url)
     try:
         place = parts.path if parts.scheme == "unix" else parts.hostname
-        db = (
-            parse_qs(parts.query).get("db", ["0"])[0]
-            if parts.scheme == "unix"
-            else parts.path.strip("/") or "0"
+        asked = parse_qs(parts.query).get("db")
+        db = (asked or ["0"])[0] if parts.scheme == "unix" else parts.path.strip("/") or "0"
+        # ?db= of a host means one database to redis-py and another to Celery.
+        good = (
+            (asked is None or parts.scheme == "unix")
+            and parts.scheme in _SCHEMES
+            and bool(place)
+            and db.isdecimal()
+            and (parts.port or 1) > 0
         )
-        good = parts.scheme in _SCHEMES and bool(place) and db.isdecimal() and (parts.port or 1) > 0
     except ValueError:  # a port that is no number
         good = False
     if not good:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saggar.jobs.lanes.broker import broker_url, broker_use_ssl, register
+from saggar.jobs.lanes.broker import backend_url, backend_use_ssl, broker_url, broker_use_ssl, register
 from saggar.jobs.ledger import TASK
 from saggar.jobs.settings import JobSettings
 
@@ -39,7 +39,8 @@ def make_app(settings: JobSettings, appetite: Appetite | None = None) -> Celery:
         broker_transport_options=options,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        result_backend=settings.redis_url,
+        result_backend=backend_url(settings.redis_url),
+        redis_backend_use_ssl=backend_use_ssl(settings.redis_url),
         result_expires=settings.result_ttl_s,
         task_default_queue=CHORES_QUEUE,
         # A job sent as keywords, by send_task or as the next link of a chain, is checked before it gets to a lane.

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 from saggar.jobs.lanes.lanes import Lanes
 
@@ -36,10 +36,7 @@ def broker_url(redis_url: str) -> str:
     """The transport's URL of a Redis. rediss:// also needs `broker_use_ssl` (see `broker_use_ssl`)."""
     parts = urlsplit(redis_url)
     if parts.scheme == "unix":
-        query = dict(parse_qsl(parts.query))
-        query["virtual_host"] = query.pop("db", "0")
-        login = f"{quote(parts.username or '')}:{quote(parts.password)}@" if parts.password else ""
-        return f"{TRANSPORT}+socket://{login}{parts.path}?{urlencode(query)}"
+        return f"{TRANSPORT}+{_socket_url(parts)}"
     return urlunsplit((TRANSPORT, parts.netloc, parts.path, "", ""))
 
 
@@ -50,6 +47,26 @@ def broker_use_ssl(redis_url: str) -> dict[str, object] | None:
         return None
     options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
     return {"ssl_cert_reqs": "required", **options}
+
+
+def backend_url(redis_url: str) -> str:
+    """Celery's `result_backend` of a Redis. rediss:// also needs `redis_backend_use_ssl`: `backend_use_ssl`."""
+    parts = urlsplit(redis_url)
+    if parts.scheme == "unix":
+        return f"redis+{_socket_url(parts)}"
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+
+
+def backend_use_ssl(redis_url: str) -> dict[str, object] | None:
+    """Celery's `redis_backend_use_ssl`: as for the broker."""
+    return broker_use_ssl(redis_url)
+
+
+def _socket_url(parts: SplitResult) -> str:
+    """As kombu and Celery call a Unix socket. User and password are quoted already, and stay so."""
+    db = dict(parse_qsl(parts.query)).get("db", "0")
+    login, _, _ = parts.netloc.rpartition("@")
+    return f"socket://{login and login + '@'}{parts.path}?virtual_host={db}"
 
 
 def lanes_of(app: "Celery") -> Lanes:

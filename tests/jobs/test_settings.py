@@ -38,6 +38,9 @@ def test_urls(url: str, expected: dict[str, object]) -> None:
         "redis://host/x",
         "unix://",
         "amqp://h",
+        "redis://host?db=3",
+        "rediss://host/1?db=1",
+        "unix:///run/redis.sock?db=x",
     ],
 )
 def test_wrong_urls(url: str) -> None:
