@@ -17,12 +17,11 @@ from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError, SaggarError
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings, connect
-from saggar.storage.errors import StorageError
 from saggar.workers.commands.jobs import job_settings
 from saggar.workers.embedded import EmbeddedCluster
 from saggar.workers.runs.follow import Tally, follow_run, progress_line, retry_failed, submit_all
 from saggar.workers.runs.manifest import Manifest, parse_settings, read_manifest
-from saggar.workers.runs.sheet import write_sheet
+from saggar.workers.runs.sheet import SheetFailed, write_sheet
 from saggar.workers.settings import DEFAULT_MODEL
 
 _START_TIMEOUT_S = 600.0
@@ -181,7 +180,7 @@ def _show(console: Console, client: JobClient, name: str, target: Path, place: P
     """The contact sheet, and what to do next. A sheet that cannot be made is no reason to call the run a failure."""
     try:
         path = write_sheet(client, name, target / "contact-sheet.png")
-    except (OSError, StorageError) as error:
+    except SheetFailed as error:
         console.print(f"[yellow]no contact sheet: {error}[/yellow]")
         return
     console.print(f"Look at [bold]{path}[/bold]", soft_wrap=True)
