@@ -55,7 +55,7 @@ class Bench:
     def crash(self, job: Job, times: int) -> None:
         """As if workers had died while executing it; the last message is left to whoever comes."""
         for number in range(times):
-            started = self.ledger.start(job.id, "victim", f"crash-{number}")
+            started = self.ledger.start(job.id, "victim", f"crash-{number}", self.record(job).put)
             self.ledger.progress(job.id, started.attempt, 0, 4)
 
     def lane_key(self, job: Job) -> str:
@@ -124,9 +124,9 @@ def test_the_first_crash_costs_a_pause_and_the_second_the_company(bench: Bench) 
     assert bench.redis.zcard("saggar:gen.noop:d") == 1, "it waits for its time"
     bench.crash(job, 1)
     with pytest.raises(Dropped):
-        bench.service.run(job.id, "t2", key=plain)
+        bench.service.run(job.id, "t2", put=2, key=plain)
     assert bench.lane_key(job) == alone_key(job.id)
-    assert bench.service.run(job.id, "t3", key=alone_key(job.id)).batch_size == 1
+    assert bench.service.run(job.id, "t3", put=3, key=alone_key(job.id)).batch_size == 1
 
 
 def test_the_third_crash_is_the_last(bench: Bench) -> None:

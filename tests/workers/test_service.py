@@ -14,6 +14,7 @@ from saggar.engine.engine import Engine
 from saggar.engine.errors import WorkerDied
 from saggar.jobs.cards import ModelCard, batch_key, check_job
 from saggar.jobs.errors import JobFailed
+from saggar.jobs.lanes import LaneStore
 from saggar.jobs.ledger import Ledger, job_message
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings
@@ -137,6 +138,30 @@ def test_a_job_queued_without_a_card_goes_to_its_own_kind_first(bench: Bench) ->
     assert bench.state(job) == "queued"
     key = batch_key(check_job(job, bench.card), bench.card)
     assert bench.service.run(job.id, "t2", put=2, key=key).attempt == 2
+
+
+def test_a_job_queued_without_a_card_and_without_batch_fields_is_placed_once(bench: Bench) -> None:
+    """Its new message waits under the key of the completed job, which is what the next worker compares with."""
+    job = Job(model="noop", prompt="p", seed=1, allow_unserved=True)
+    message = job_message(job, None)
+    bench.ledger.submit(job, message, job.digest())
+    with pytest.raises(Dropped):
+        bench.service.run(job.id, "t1", key=message.batch_key)
+    lane = LaneStore(bench.ledger.runner.client, JobSettings().key_prefix)
+    batches = [lane.fetch("gen.noop", "w", rows=1, seats=1) for _ in range(2)]
+    keys = [batch.key for batch in batches if batch is not None]
+    assert sorted(keys) == sorted([message.batch_key, batch_key(check_job(job, bench.card), bench.card)])
+    with pytest.raises(Dropped, match="stale"):  # the first message once more
+        bench.service.run(job.id, "t2", key=message.batch_key)
+    placed = next(key for key in keys if key != message.batch_key)
+    assert bench.service.run(job.id, "t3", put=2, key=placed).attempt == 2
+
+
+def test_a_job_that_cannot_be_read_fails_in_whoever_is_linked_to_it(bench: Bench) -> None:
+    job = bench.queue()
+    bench.ledger.runner.client.set(f"saggar:spec:{job.id}", '{"version": 2}')
+    with pytest.raises(JobFailed, match="unreadable: version"):
+        bench.service.run(job.id, "t1")
 
 
 def test_an_attempt_that_was_overtaken_is_not_seen(bench: Bench) -> None:
