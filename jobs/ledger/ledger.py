@@ -177,8 +177,8 @@ class Ledger:
         return self._run(self.ops.fail(job_id, attempt, error, dead))
 
     def bury(self, job_id: str, error: JobError) -> parse.Ending:
-        """Failure of whatever attempt there is, or none: its message has become a dead letter, and goes. Nothing
-        happens when it is none (any more)."""
+        """Failure of whatever attempt there is, or none: its message has become a dead letter, and goes. The job
+        lives on when there is no such letter (any more), or another message."""
         return self._run(self.ops.fail(job_id, None, error, True))
 
     def give_up(self, job_id: str, error: JobError) -> parse.Ending:

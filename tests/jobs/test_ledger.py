@@ -304,6 +304,15 @@ def test_a_job_whose_message_is_no_dead_letter_is_not_buried(ledger: Ledger) -> 
     assert ledger.bury("j", BOOM) == Ending(False, "queued")
 
 
+def test_a_job_with_another_message_is_not_buried(ledger: Ledger, fake: redis.Redis) -> None:
+    submit(ledger, make_job(id="j"))
+    assert ledger.retry("j", begin(ledger, "j"), BOOM, delay_s=60.0)
+    bury_letter(fake, "j")  # the first message, which is stale
+    assert ledger.bury("j", BOOM) == Ending(False, "queued")
+    assert len(lane_messages(fake)) == 1
+    assert scan(ledger) == Reconciled()
+
+
 def test_a_retry_is_not_buried_by_the_dead_letter_before_it(ledger: Ledger, fake: redis.Redis) -> None:
     submit(ledger, make_job(id="j"))
     bury_letter(fake, "j")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from celery import Celery, chain, chord, group, signature
 from saggar.jobs.client import JobClient
-from saggar.jobs.errors import InvalidJob, JobFailed
+from saggar.jobs.errors import Conflict, InvalidJob, JobFailed
 from saggar.jobs.ledger import TASK
 from saggar.workers.app import make_app
 
@@ -50,6 +50,18 @@ def test_a_bad_job_fails_with_the_reason_and_queues_nothing(app: Celery, client:
     with pytest.raises(InvalidJob, match=r"params\.steps: -1 is too small \(allowed: .*1.*100000\)"):
         sent.get(timeout=60)
     assert sum(client.counts().values()) == 0
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_message_whose_key_names_another_job_is_answered(app: Celery, client: JobClient) -> None:
+    first = app.send_task(TASK, kwargs={**JOB, "idempotency_key": "k"})
+    assert first.get(timeout=60)["outputs"]
+    second = app.send_task(TASK, kwargs={**JOB, "idempotency_key": "k"})
+    with pytest.raises(
+        Conflict, match=f"idempotency_key: job {first.id} was submitted with it and another id"
+    ):
+        second.get(timeout=60)
+    assert sum(client.counts().values()) == 1
 
 
 @pytest.mark.usefixtures("cluster")
