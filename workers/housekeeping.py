@@ -10,6 +10,7 @@ import threading
 
 import redis
 from saggar.jobs.cards import Cards
+from saggar.jobs.errors import InvalidJob
 from saggar.jobs.ledger import Ledger, reconcile
 from saggar.jobs.settings import JobSettings
 from saggar.storage.base import Storage
@@ -76,5 +77,8 @@ class Housekeeper:
         return f"{self._settings.key_prefix}swept:{storage.url}"
 
     def _ended_without_result(self, job_id: str) -> bool:
-        record = self._ledger.get(job_id)
+        try:
+            record = self._ledger.get(job_id)
+        except InvalidJob:  # a folder that is no job's, or a record of a newer version: not ours to sweep
+            return False
         return record is not None and record.ended and record.state != "succeeded"

@@ -75,14 +75,17 @@ def test_only_what_ended_without_a_result_is_swept(
         ledger.start(job_id, "worker")
     assert ledger.commit("won", 1, make_result(1))
     ledger.cancel("cancelled")
-    for job_id in ("queued", "running", "won", "cancelled", "of-another-cluster"):
+    submit(ledger, make_job(id="newer"))
+    ledger.cancel("newer")
+    client.set("saggar:spec:newer", '{"version": 2}')
+    for job_id in ("queued", "running", "won", "cancelled", "of-another-cluster", "no=job", "newer"):
         made(store, 1, job_id=job_id)
     then = time.time() - TWO_DAYS
     for path in (tmp_path / "objects").rglob("*.*"):
         os.utime(path, (then, then))
     keeper.look_after()
     left = {info.key.split("/")[1] for info in store.list("")}
-    assert left == {"queued", "running", "won", "of-another-cluster"}
+    assert left == {"queued", "running", "won", "of-another-cluster", "no=job", "newer"}
 
 
 def test_a_store_is_swept_twice_a_day_whoever_asks(
