@@ -85,6 +85,15 @@ class Echo(Extension):
         """2 × value."""
         return 2 * value
 
+    def pid(self) -> int:
+        """The rank's process."""
+        return os.getpid()
+
+    def wait(self, seconds: float) -> float:
+        """Takes its time."""
+        time.sleep(seconds)
+        return seconds
+
     def die(self) -> None:
         """Ends the rank's process."""
         os._exit(3)

@@ -1,0 +1,143 @@
+"""Groups of several ranks: they do the same, agree before and while they work, and are lost together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from saggar.engine import Cancelled, Engine, LoadError, Unsupported
+from saggar.engine.config import EngineConfig, Patience
+from saggar.engine.models.base import Family
+from saggar.engine.worker.extension import Extension
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.faults import FAULTS, FOLDER, order
+from tests.engine.support import alive, at_step, check_noop, eventually, noop
+
+pytestmark = pytest.mark.procs
+
+QUICK = Patience(pulse_s=0.1, silence_s=1.5, backoff_s=0.05)
+
+
+@pytest.fixture
+def start(make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """Engines of several ranks that fail on order."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+
+    def make(ranks: int, **settings: Any) -> Engine:
+        own = {"executor": "multiproc", "worker_extension": FAULTS, "patience": QUICK}
+        return make_engine(ranks=ranks, **own | settings)
+
+    return make
+
+
+def test_several_ranks_do_what_one_does(start: Callable[..., Engine], mode: str) -> None:
+    engine = start(3, mode=mode)
+    assert len(set(engine.health().pids)) == 3
+    requests = [noop(f"r{i}", num_outputs=1 + i % 3, steps=1 + i % 4, key=str(i % 2)) for i in range(20)]
+    for request, output in zip(requests, engine.generate(requests), strict=True):
+        check_noop(request, output)
+
+
+def test_a_cancel_reaches_all_ranks_at_the_same_border(start: Callable[..., Engine], mode: str) -> None:
+    engine = start(2, mode=mode)
+    running = threading.Event()
+    neighbour = engine.submit(noop("b", steps=300, sleep_s=0.001))
+    victim = engine.submit(noop("a", steps=100_000), on_event=at_step("a", 3, running.set))
+    assert running.wait(20)
+    assert victim.cancel()
+    assert isinstance(victim.wait(), Cancelled)
+    check_noop(noop("b"), neighbour.result(20))
+    assert engine.health().ok
+
+
+def test_calls_go_to_all_ranks_or_to_one(start: Callable[..., Engine]) -> None:
+    engine = start(2, worker_extension="tests.engine.support.Echo")
+    assert engine.call("twice", 4) == [8, 8]
+    assert engine.call("pid") == list(engine.health().pids)
+    assert engine.call("pid", rank=1) == [engine.health().pids[1]]
+    with pytest.raises(Unsupported, match="there is no rank 2, but 2"):
+        engine.call("pid", rank=2)
+
+
+VERBS = ("encode", "predict", "combine", "step", "decode")
+MATRIX = [
+    (ranks, rank, verb, how)
+    for ranks in (2, 4)
+    for rank in range(ranks)
+    for verb in VERBS
+    for how in ("kill", "stop", "raise")
+]
+PAIRS = [
+    (2, 0, "predict", "kill"),
+    (2, 1, "step", "stop"),
+    (2, 1, "encode", "raise"),
+    (2, 0, "decode", "raise"),
+]
+PAIRS += [(4, 3, "combine", "kill"), (4, 2, "predict", "raise")]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "verb", "how"),
+    [pytest.param(*case, marks=() if case in PAIRS else pytest.mark.soak) for case in MATRIX],
+)
+def test_a_rank_that_fails_takes_its_group_along_and_no_request(
+    start: Callable[..., Engine], ranks: int, rank: int, verb: str, how: str
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    engine = start(ranks)
+    pids = engine.health().pids
+    engine.pause()
+    # A verb that raises for three is tried again by halves, down to the one.
+    times = 3 if how == "raise" and verb != "step" else 1
+    requests = [noop("a"), noop("b", prompt=order(verb, how, rank, times)), noop("c")]
+    handles = [engine.submit(request) for request in requests]
+    engine.resume()
+    for request, handle in zip(requests, handles, strict=True):
+        check_noop(request, handle.result(30))
+    assert engine.health().ok
+    assert len(engine.health().pids) == ranks
+    assert not set(pids) & set(engine.health().pids)
+    eventually(lambda: not any(alive(pid) for pid in pids))
+    assert set(os.listdir("/dev/shm")) == before
+
+
+class Odd(Extension):
+    """Rank 1 has other weights."""
+
+    def __init__(self, family: Family[Any, Any, Any], rank: int) -> None:
+        super().__init__(family, rank)
+        if rank == 1:
+            family.checkpoint.__dict__["revision"] = "another"
+
+
+class Strange(Extension):
+    """Rank 1 draws other noise."""
+
+    def __init__(self, family: Family[Any, Any, Any], rank: int) -> None:
+        super().__init__(family, rank)
+        if rank == 1:
+            family.probe = lambda: {"noise": "another"}  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("kind", "what"), [(Odd, "weights"), (Strange, "noise")])
+def test_a_rank_that_differs_stops_the_start(start: Callable[..., Engine], kind: type, what: str) -> None:
+    with pytest.raises(LoadError, match=f"rank 1 differs from rank 0 in its {what}"):
+        start(2, worker_extension=f"{kind.__module__}.{kind.__name__}")
+
+
+def test_one_process_has_one_rank() -> None:
+    with pytest.raises(Unsupported, match="the local executor has one rank"):
+        EngineConfig(model="x", executor="local", ranks=2)
+
+
+def test_ranks_with_torch_find_each_other_and_agree(make_engine: MakeEngine) -> None:
+    request = noop("a", num_inference_steps=2)
+    (alone,) = make_engine("sd3").generate([request])
+    (together,) = make_engine("sd3", executor="multiproc", ranks=2).generate([request])
+    np.testing.assert_array_equal(alone.arrays[0], together.arrays[0])
