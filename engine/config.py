@@ -71,6 +71,7 @@ class EngineConfig:
     threads: CPU threads of each rank, None for the library's choice.
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     ranks: processes that carry out each batch together, `multiproc` only.
+    replicas: groups of ranks, each with a model of its own, that share the work.
     patience: when a rank counts as lost.
     """
 
@@ -94,11 +95,12 @@ class EngineConfig:
     threads: int | None = None
     worker_extension: str | None = None
     ranks: int = 1
+    replicas: int = 1
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         self._check_choices()
-        for name in ("max_batch", "pass_limit", "decode_rows", "ranks"):
+        for name in ("max_batch", "pass_limit", "decode_rows", "ranks", "replicas"):
             if getattr(self, name) < 1:
                 raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (

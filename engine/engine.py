@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 
@@ -26,7 +26,7 @@ from saggar.engine.progress import Bar
 from saggar.engine.request import EngineEvent, ModelInfo, Output, Request, Room
 from saggar.engine.sched.base import Scheduler
 from saggar.engine.sched.policy import KeyedScheduler, Rules
-from saggar.engine.worker.plan import Call
+from saggar.engine.worker.plan import Call, Ready
 
 _JOIN_S = 10.0
 
@@ -39,7 +39,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._family = family
-        readies = [executor.start() for executor in executors]
+        readies = _start_all(executors)
         numerics = readies[0].numerics
         self.info: ModelInfo = family.info(config.model, config.max_batch, numerics)
         book = Book(scheduler, self._interrupt, numerics, config.decode_rows)
@@ -64,7 +64,7 @@ class Engine:
         """
         family = open_family(config.model)
         config = replace(config, mode="step_batch") if family.streaming else config
-        executors = executors or [make_executor(config)]
+        executors = executors or [make_executor(config, replica) for replica in range(config.replicas)]
         try:
             return cls(config, family, executors, scheduler or KeyedScheduler(Rules.of(config)))
         except BaseException:
@@ -257,6 +257,30 @@ class Engine:
 
     def _interrupt(self, replica: int, plan_id: int, request_ids: Iterable[str]) -> None:
         self._loops[replica].executor.cancel(plan_id, request_ids)
+
+
+def _start_all(executors: Sequence[Executor]) -> list[Ready]:
+    """Start them side by side. Raises the first one's failure; the others then give up."""
+    if len(executors) == 1:
+        return [executors[0].start()]
+    failed: list[BaseException] = []
+
+    def go_on() -> None:
+        if failed:
+            raise EngineClosed("another replica could not start")
+
+    def start(executor: Executor) -> Ready | None:
+        try:
+            return executor.start(go_on)
+        except BaseException as error:  # noqa: BLE001  (raised below)
+            failed.append(error)
+            return None
+
+    with ThreadPoolExecutor(len(executors)) as pool:
+        readies = [ready for ready in pool.map(start, executors) if ready is not None]
+    if failed:
+        raise failed[0]
+    return readies
 
 
 def _left(end: float | None) -> float | None:

@@ -35,7 +35,7 @@ class Hub:
     def next_plan(self, replica: int, now: float) -> tuple[Plan | None, list[Ending], float | None]:
         """Under the lock: what a replica does now, the requests whose time was over, and when to ask again."""
         ended = self.book.expire(now)
-        decision = Decision() if self.paused else self.scheduler.schedule(now)
+        decision = Decision() if self.paused else self.scheduler.schedule(now, replica)
         times = [time for time in (decision.wake_at, self.book.next_deadline()) if time is not None]
         return self.book.plan(decision, replica), ended, min(times, default=None)
 
@@ -86,24 +86,27 @@ class Hub:
             self.lock.notify_all()
         self.tell_room()
 
-    def trouble(self, replica: int, reason: str | None) -> None:
-        """A replica does not serve for this reason, or serves again."""
+    def fail(self, replica: int, error: EngineError) -> None:
+        """A replica's ranks have failed: what they were doing goes back, and for a while it does not serve."""
         with self.lock:
-            if reason is None:
-                self.troubles.pop(replica, None)
-            else:
-                self.troubles[replica] = reason
-            self.lock.notify_all()
+            self._set_trouble(replica, str(error))
+            ended = self.book.put_back(WorkerDied(str(error)), replica)
+        self.deliver(ended)
+        self.tell_room()
+
+    def recover(self, replica: int) -> None:
+        """A replica serves again."""
+        with self.lock:
+            self._set_trouble(replica, None)
         self.tell_room()
 
     def leave(self, replica: int, error: EngineError) -> None:
         """A replica ends. The last one, or one that ends because all is over, ends everything."""
         with self.lock:
             self.gone.add(replica)
-            self.troubles[replica] = str(error)
+            self._set_trouble(replica, str(error))
             last = len(self.gone) == self._replicas or self.over is not None
             ended = [] if last else self.book.put_back(WorkerDied(str(error)), replica)
-            self.lock.notify_all()
         self.deliver(ended)
         if last:
             self.end(error)
@@ -115,3 +118,11 @@ class Hub:
             ended = self.book.end_all(self.over)
             self.lock.notify_all()
         self.deliver(ended)
+
+    def _set_trouble(self, replica: int, reason: str | None) -> None:
+        if reason is None:
+            self.troubles.pop(replica, None)
+        else:
+            self.troubles[replica] = reason
+        self.scheduler.use([index for index in range(self._replicas) if index not in self.troubles])
+        self.lock.notify_all()

@@ -146,11 +146,7 @@ class Loop:
             self.executor.abort()
             with hub.lock:
                 self._check_open()
-                hub.troubles[self.replica] = str(error)
-                ended = hub.book.put_back(WorkerDied(str(error)), self.replica)
-                hub.lock.notify_all()
-            hub.deliver(ended)
-            hub.tell_room()
+            hub.fail(self.replica, error)
             wait = self._failures.add(time.monotonic())
             if wait is None:
                 raise WorkerDied(f"the ranks failed too often, at last: {error}")
@@ -160,7 +156,7 @@ class Loop:
                 break
             except EngineError as again:
                 error = again
-        hub.trouble(self.replica, None)
+        hub.recover(self.replica)
 
     def _pass(self, seconds: float) -> None:
         """Let time pass; deadlines are kept. EngineClosed."""

@@ -22,11 +22,11 @@ _M = TypeVar("_M")
 class Group:
     """Used by one thread at a time, but for `exit_text` and `send`."""
 
-    def __init__(self, config: EngineConfig, slowest: Slowest) -> None:
+    def __init__(self, config: EngineConfig, replica: int, slowest: Slowest) -> None:
         self.ranks: list[Rank] = []
         self._poll = select.poll()
         self._by_fd: dict[int, Rank] = {}
-        starts = [Start(config, number) for number in range(config.ranks)]
+        starts = [Start(config, number, replica * config.ranks + number) for number in range(config.ranks)]
         try:
             self._spawn(starts)
             self._watch = Watch(self.ranks, config.patience, slowest)

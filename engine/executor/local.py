@@ -10,19 +10,21 @@ from saggar.engine.executor.base import Health
 from saggar.engine.worker.loader import load
 from saggar.engine.worker.plan import Call, Plan, Ready, Reply, Report
 from saggar.engine.worker.runner import OnStep, Runner
+from saggar.engine.worker.team import Team
 
 
 class LocalExecutor:
     """See executor.base.Executor. `execute` blocks its caller during a forward."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, replica: int = 0) -> None:
         self._config = config
+        self._team = Team(0, slot=replica)
         self._runner: Runner | None = None
         self._cancelled: set[tuple[int, str]] = set()
 
     def start(self, idle: Callable[[], None] = lambda: None) -> Ready:
         """Load in this process; `idle` is never called."""
-        self._runner, ready = load(self._config)
+        self._runner, ready = load(self._config, self._team)
         return ready
 
     def execute(self, plan: Plan, on_step: OnStep) -> Report:

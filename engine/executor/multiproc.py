@@ -17,15 +17,16 @@ from saggar.engine.worker.runner import OnStep
 class MultiprocExecutor:
     """See executor.base.Executor."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, replica: int = 0) -> None:
         self._config = config
+        self._replica = replica
         self._slowest = Slowest()
         self._group: Group | None = None
 
     def start(self, idle: Callable[[], None] = lambda: None) -> Ready:
         """Start the ranks and wait until all are ready, however long they load. Raises what stopped one."""
         self.abort()
-        self._group = Group(self._config, self._slowest)
+        self._group = Group(self._config, self._replica, self._slowest)
         try:
             return self._group.wait_ready(idle)
         except BaseException:

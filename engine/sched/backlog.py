@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from saggar.engine.sched.base import Entry
@@ -103,17 +103,7 @@ class Backlog:
         """When the key's newest entry came."""
         return self._lanes[key].last_arrival
 
-    def take(self, key: str, accept: Callable[[Entry], bool], window: int) -> list[Entry]:
-        """Entries of a key that `accept` says yes to, by class and age; at most `window` are asked."""
-        taken: list[Entry] = []
-        for entry in self._first(key, window):
-            if accept(entry):
-                taken.append(entry)
-        for entry in taken:
-            self.discard(entry)
-        return taken
-
-    def _first(self, key: str, window: int) -> list[Entry]:
+    def first(self, key: str, window: int) -> list[Entry]:
         """The first entries of a key in order of class and age; they stay where they are."""
         lane = self._lanes.get(key)
         found: list[Entry] = []

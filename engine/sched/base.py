@@ -12,7 +12,7 @@ What ran or was parked waits again when its ranks have failed: RUNNING, PREEMPTE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -50,7 +50,8 @@ _ALLOWED: dict[Status, set[Status]] = {
 @dataclass(eq=False)
 class Entry:
     """A request in the scheduler's hands. `seq` is its place in the order of arrival; `cost` is rows ×
-    branches × tokens. `suspect`: ranks failed while it ran, so it runs again alone.
+    branches × tokens. `suspect`: ranks failed while it ran, so it runs again alone. `replica`: where it runs or is
+    parked.
     """
 
     request: Request
@@ -67,6 +68,7 @@ class Entry:
     steps: int = 0
     cut: str = ""
     suspect: bool = False
+    replica: int | None = None
 
     @property
     def id(self) -> str:
@@ -92,6 +94,7 @@ class Entry:
         """What it did is lost, and it waits as it did at first."""
         self.move(Status.WAITING)
         self.batch_id, self.batch_size, self.step, self.steps, self.cut = "", 0, 0, 0, ""
+        self.replica = None
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,11 @@ class Scheduler(Protocol):
     def put_back(self, entry: Entry) -> None:
         """An entry that runs or is parked waits again in its old place: its ranks have failed."""
 
-    def schedule(self, now: float) -> Decision:
-        """The next decision; entries it names change their state here."""
+    def use(self, replicas: Collection[int]) -> None:
+        """The replicas that serve now."""
+
+    def schedule(self, now: float, replica: int = 0) -> Decision:
+        """The next decision for a replica; entries it names change their state here."""
 
     def reserve(self, key: str, rows: int, now: float) -> Announced:
         """Announce rows of a key."""
@@ -141,7 +147,7 @@ class Scheduler(Protocol):
         """Rows arrived (or, with None, the rest will not come)."""
 
     def room(self, now: float) -> Room:
-        """What it would take now."""
+        """What it would take now, with the replicas that serve."""
 
     def counts(self) -> dict[str, int]:
         """Rows and requests waiting and running, and why batches were cut where they were

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from saggar.engine.config import EngineConfig
@@ -21,6 +22,7 @@ from saggar.engine.request import INTERACTIVE, Room
 from saggar.engine.sched.backlog import CLASSES, Backlog
 from saggar.engine.sched.base import Announced, Decision, Entry, Status
 from saggar.engine.sched.capacity import Capacity, Load
+from saggar.engine.sched.share import Share
 
 _WINDOW_PER_ROW = 4
 """Entries looked at for one batch, for each of its rows: bounds the search for one that fits."""
@@ -38,6 +40,7 @@ class Rules:
     age_bound_s: float = 30.0
     ageing_s: float = 300.0
     pass_limit: int = 16
+    replicas: int = 1
 
     @classmethod
     def of(cls, config: EngineConfig) -> Rules:
@@ -51,23 +54,30 @@ class Rules:
             config.age_bound_s,
             config.ageing_s,
             config.pass_limit,
+            config.replicas,
         )
 
 
 class KeyedScheduler:
-    """One batch runs at a time; its rows share a key. With `step_batch` its rows are chosen anew at each
-    border.
+    """Each replica runs one batch at a time; its rows share a key. With `step_batch` its rows are chosen anew at
+    each border. Of several replicas the least loaded takes what waits.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._rows_limit = rules.capacity.max_rows
-        self._backlog = Backlog(fill=self._rows_limit)
-        self._running: list[Entry] = []
+        self._rows_limit = fill = rules.capacity.max_rows
+        self._backlog = Backlog(fill)
+        parked = [self._backlog if rules.replicas == 1 else Backlog(fill) for _ in range(rules.replicas)]
+        self._shares = [Share(self._backlog, own) for own in parked]
+        self._pools = {id(pool): pool for pool in (self._backlog, *parked)}.values()
+        self._serving = list(self._shares)
         self._reservations: list[Announced] = []
         self._counts: Counter[str] = Counter()
         self._name = secrets.token_hex(4)
-        self._batches = 0
+
+    def use(self, replicas: Collection[int]) -> None:
+        """The replicas that serve now."""
+        self._serving = [share for index, share in enumerate(self._shares) if index in replicas]
 
     def add(self, entry: Entry) -> None:
         """Take in a waiting entry."""
@@ -76,14 +86,12 @@ class KeyedScheduler:
 
     def leave(self, entry: Entry, to: Status) -> None:
         """End an entry that waits, runs or is parked."""
+        self._take_out(entry)
         entry.move(to)
-        if not self._backlog.discard(entry):
-            self._running.remove(entry)
 
     def put_back(self, entry: Entry) -> None:
         """An entry that runs or is parked waits again in its old place."""
-        if not self._backlog.discard(entry):
-            self._running.remove(entry)
+        self._take_out(entry)
         entry.rewind()
         self._backlog.add(entry)
 
@@ -100,151 +108,161 @@ class KeyedScheduler:
             reservation.closed = True
             self._reservations.remove(reservation)
 
-    def schedule(self, now: float) -> Decision:
-        """The next decision. With nothing to run it says when to ask again."""
-        if self._running and not self._rules.step_batch:
-            return Decision(run=tuple(self._running))
-        if self._running:
-            self._make_way(now)
-        return self._join(now) if self._running else self._begin(now)
+    def schedule(self, now: float, replica: int = 0) -> Decision:
+        """The next decision for a replica. With nothing to run it says when to ask again."""
+        share = self._shares[replica]
+        if share.running and not self._rules.step_batch:
+            return Decision(run=tuple(share.running))
+        if share.running:
+            self._make_way(share, now)
+        return self._join(share, now) if share.running else self._begin(share, now)
 
     def room(self, now: float) -> Room:
-        """Seats for the next batch (and in the running one, if that is open), and the key that still has
+        """Seats for the next batches (and in a running one, if that is open), and the key that still has
         room.
         """
-        held = self._backlog.rows + sum(one.rows for one in self._reservations)
-        seats = max(0, self._rows_limit - held)
-        if self._rules.step_batch and self._running:
-            key = self._running[0].key
-            free = self._rows_limit - sum(entry.rows for entry in self._running)
-            closed = any(entry.suspect for entry in self._running)
-            room = 0 if closed else max(0, free - self._held_rows(key))
-            if room:
-                return Room(seats + room, key, room)
-        key_or_none = self._next_key(now)
-        if key_or_none is None or seats == 0:
+        held = sum(pool.rows for pool in self._pools) + sum(one.rows for one in self._reservations)
+        seats = max(0, self._rows_limit * len(self._serving) - held)
+        open_key, room = self._open_batch()
+        if open_key is not None:
+            return Room(seats + room, open_key, room)
+        key = self._next_key(now)
+        if key is None or seats == 0:
             return Room(seats, None, 0)
-        room = min(seats, self._rows_limit - self._held_rows(key_or_none))
-        return Room(seats, key_or_none if room > 0 else None, max(0, room))
+        room = min(seats, self._rows_limit - self._held_rows(key))
+        return Room(seats, key if room > 0 else None, max(0, room))
 
     def counts(self) -> dict[str, int]:
         """Requests and rows waiting and running, batches and rows started, and `cut.<reason>` for each
         batch.
         """
         return {
-            "waiting": len(self._backlog),
-            "waiting_rows": self._backlog.rows,
-            "running": len(self._running),
-            "running_rows": sum(entry.rows for entry in self._running),
+            "waiting": sum(len(pool) for pool in self._pools),
+            "waiting_rows": sum(pool.rows for pool in self._pools),
+            "running": sum(len(share.running) for share in self._shares),
+            "running_rows": sum(share.rows for share in self._shares),
             "reserved_rows": sum(one.rows for one in self._reservations),
             **self._counts,
         }
 
     # -- a new batch
 
-    def _begin(self, now: float) -> Decision:
-        candidates = self._candidates(now)
+    def _begin(self, share: Share, now: float) -> Decision:
         waits: list[float] = []
-        for head in candidates:
-            ready_at = self._ready_at(head, now)
+        for head in self._candidates(share, now):
+            ready_at = self._ready_at(share, head, now)
             if ready_at <= now:
-                return self._start(head)
+                return self._start(share, head)
             waits.append(ready_at)
         return Decision(wake_at=min(waits, default=None))
 
-    def _candidates(self, now: float) -> list[Entry]:
+    def _candidates(self, share: Share, now: float) -> list[Entry]:
         """Heads of the keys that may begin, the best first; the second differs when it can fill a batch."""
-        best = self._choose(now)
+        best = self._choose(share, now)
         if best is None:
             return []
-        filler = self._backlog.oldest_filler(best.priority)
+        filler = share.oldest_filler(best.priority)
         return [best] if filler is None or filler.key == best.key else [best, filler]
 
-    def _choose(self, now: float) -> Entry | None:
-        heads = [head for head in map(self._backlog.oldest, range(CLASSES)) if head is not None]
+    def _choose(self, share: Share, now: float) -> Entry | None:
+        heads = [head for head in map(share.oldest, range(CLASSES)) if head is not None]
         if not heads:
             return None
         best = min(heads, key=lambda head: (self._aged_class(head, now), head.seq))
         if now - best.arrived > self._rules.age_bound_s:
             return best
-        return self._backlog.oldest_filler(best.priority) or best
+        return share.oldest_filler(best.priority) or best
 
     def _aged_class(self, entry: Entry, now: float) -> int:
         return max(INTERACTIVE, entry.priority - int((now - entry.arrived) / self._rules.ageing_s))
 
-    def _ready_at(self, head: Entry, now: float) -> float:
+    def _ready_at(self, share: Share, head: Entry, now: float) -> float:
         """When the key's batch may start: at once if full or urgent, else after the waits for company."""
         key = head.key
-        if self._rules.step_batch or self._backlog.rows_of(key) >= self._rows_limit:
+        if self._rules.step_batch or share.rows_of(key) >= self._rows_limit:
             return now
         held_until = max((one.made_at for one in self._reservations if one.key == key), default=now)
         if held_until + self._rules.reservation_hold_s > now and self._is_announced(key):
             return held_until + self._rules.reservation_hold_s
         if head.priority == INTERACTIVE:
             return now
-        heads = self._backlog.heads(key)
-        eldest = min(entry.arrived for entry in heads)
-        quiet = self._backlog.last_arrival(key) + self._rules.admission_quiet_s
+        eldest = min(entry.arrived for entry in share.heads(key))
+        quiet = share.last_arrival(key) + self._rules.admission_quiet_s
         return min(eldest + self._rules.admission_wait_s, quiet)
 
-    def _start(self, head: Entry) -> Decision:
-        self._batches += 1
+    def _start(self, share: Share, head: Entry) -> Decision:
         self._counts["batches"] += 1
+        share.batch = f"{self._name}-{self._counts['batches']}"
         load = self._rules.capacity.load(())
-        joined, cut = self._admit(head.key, load, first=head)
+        joined, cut = self._admit(share, head.key, load, first=head)
         self._counts[f"cut.{cut}"] += 1
         for entry in joined:
             entry.cut = cut
-        return self._decision(joined)
+        return self._decision(share, joined)
 
     # -- a batch that runs, at a step border
 
-    def _make_way(self, now: float) -> None:
-        """Park rows of a lower class when a higher one waits and cannot join otherwise."""
-        best = next((head for head in map(self._backlog.oldest, range(CLASSES)) if head is not None), None)
-        if best is None:
+    def _make_way(self, share: Share, now: float) -> None:
+        """Park rows of a lower class when a higher one waits and can start nowhere otherwise."""
+        best = next((head for head in map(share.oldest, range(CLASSES)) if head is not None), None)
+        if best is None or (best.replica is None and self._is_for_another(share, best.key)):
             return
-        lower = [entry for entry in self._running if self._aged_class(entry, now) > best.priority]
-        same_key = best.key == self._running[0].key
-        if not same_key and len(lower) < len(self._running):
+        lower = [entry for entry in share.running if self._aged_class(entry, now) > best.priority]
+        same_key = best.key == share.key
+        if not same_key and len(lower) < len(share.running):
             return
         for entry in sorted(lower, key=lambda one: (-one.priority, -one.seq)):
-            if same_key and self._rules.capacity.load(self._running).refusal(best) is None:
+            if same_key and self._rules.capacity.load(share.running).refusal(best) is None:
                 break
-            self._park(entry)
+            self._park(share, entry)
 
-    def _park(self, entry: Entry) -> None:
-        self._running.remove(entry)
+    def _park(self, share: Share, entry: Entry) -> None:
+        share.running.remove(entry)
         entry.move(Status.PREEMPTED)
-        self._backlog.add(entry)
+        share.parked.add(entry)
         self._counts["preempted"] += 1
 
-    def _join(self, now: float) -> Decision:
-        key = self._running[0].key
-        load = self._rules.capacity.load(self._running)
-        if load.full or self._others_are_due(key, now):
-            return self._decision([])
-        joined, _ = self._admit(key, load, first=None)
-        return self._decision(joined)
+    def _join(self, share: Share, now: float) -> Decision:
+        key = share.running[0].key
+        load = self._rules.capacity.load(share.running)
+        if load.full or self._others_are_due(share, key, now):
+            return self._decision(share, [])
+        joined, _ = self._admit(share, key, load, first=None)
+        return self._decision(share, joined)
 
-    def _others_are_due(self, key: str, now: float) -> bool:
+    def _is_for_another(self, share: Share, key: str) -> bool:
+        """Whether a less loaded replica takes the next request of this key: an idle one, or one that runs fewer
+        rows of it.
+        """
+        for other in self._serving:
+            if other is share:
+                continue
+            if not other.running:
+                return True
+            full = self._rules.capacity.load(other.running).full
+            if other.key == key and other.rows < share.rows and not full:
+                return True
+        return False
+
+    def _others_are_due(self, share: Share, key: str, now: float) -> bool:
         """True when another key waited beyond the bound: then nobody joins, and the batch drains."""
-        heads = map(self._backlog.oldest, range(CLASSES))
+        heads = map(share.oldest, range(CLASSES))
         return any(
             head and head.key != key and now - head.arrived > self._rules.age_bound_s for head in heads
         )
 
     # -- both
 
-    def _admit(self, key: str, load: Load, first: Entry | None) -> tuple[list[Entry], str]:
+    def _admit(self, share: Share, key: str, load: Load, first: Entry | None) -> tuple[list[Entry], str]:
         """Move entries of a key into the batch; returns them and why no more came."""
         refused: list[str] = []
+        parked_only = first is None and self._is_for_another(share, key)
         if first is not None:
             load.add(first)
-            self._backlog.discard(first)
+            share.discard(first)
 
         def accept(entry: Entry) -> bool:
-            if refused and refused[-1] == "owed":
+            if (refused and refused[-1] == "owed") or (parked_only and entry.replica is None):
                 return False
             reason = load.refusal(entry)
             if reason is None:
@@ -255,11 +273,12 @@ class KeyedScheduler:
             refused.append("owed" if entry.passed_over > self._rules.pass_limit else reason)
             return False
 
-        taken = [] if load.full else self._backlog.take(key, accept, _WINDOW_PER_ROW * self._rows_limit)
+        taken = [] if load.full else share.take(key, accept, _WINDOW_PER_ROW * self._rows_limit)
         joined = ([first] if first is not None else []) + taken
         for entry in joined:
             entry.move(Status.RUNNING)
-        self._running.extend(joined)
+            entry.replica = self._shares.index(share)
+        share.running.extend(joined)
         self._counts["rows"] += sum(entry.rows for entry in joined)
         return joined, self._cut(load, refused, key)
 
@@ -272,21 +291,38 @@ class KeyedScheduler:
             return refused[0]
         return "late" if self._is_announced(key) else "drained"
 
-    def _decision(self, admitted: list[Entry]) -> Decision:
-        size = sum(entry.rows for entry in self._running)
-        for entry in self._running:
-            entry.batch_id = entry.batch_id if entry not in admitted else f"{self._name}-{self._batches}"
+    def _decision(self, share: Share, admitted: list[Entry]) -> Decision:
+        size = share.rows
+        for entry in share.running:
+            entry.batch_id = share.batch if entry in admitted else entry.batch_id
             entry.batch_size = max(entry.batch_size, size)
-        return Decision(tuple(self._running), 1 if self._rules.step_batch else None)
+        return Decision(tuple(share.running), 1 if self._rules.step_batch else None)
+
+    def _take_out(self, entry: Entry) -> None:
+        if not self._backlog.discard(entry):
+            assert entry.replica is not None, f"{entry.id} is nowhere"
+            share = self._shares[entry.replica]
+            if not share.parked.discard(entry):
+                share.running.remove(entry)
+
+    def _open_batch(self) -> tuple[str | None, int]:
+        """The running batch with the most room for what is on its way: its key and rows."""
+        best: tuple[str | None, int] = (None, 0)
+        for share in self._serving if self._rules.step_batch else []:
+            if share.key is not None and not any(entry.suspect for entry in share.running):
+                room = self._rows_limit - share.rows - self._held_rows(share.key)
+                best = max(best, (share.key, room), key=lambda found: found[1])
+        return best
 
     def _is_announced(self, key: str) -> bool:
         return any(one.key == key for one in self._reservations)
 
     def _held_rows(self, key: str) -> int:
-        return self._backlog.rows_of(key) + sum(one.rows for one in self._reservations if one.key == key)
+        waiting = sum(pool.rows_of(key) for pool in self._pools)
+        return waiting + sum(one.rows for one in self._reservations if one.key == key)
 
     def _next_key(self, now: float) -> str | None:
-        head = self._choose(now)
-        if head is not None:
-            return head.key
+        heads = [head for share in self._serving[:1] if (head := self._choose(share, now)) is not None]
+        if heads:
+            return heads[0].key
         return self._reservations[0].key if self._reservations else None

@@ -25,7 +25,7 @@ def load(
     family = open_family(config.model)
     extension = make_extension(config.worker_extension, family, team.rank)
     make = _with_torch if family.uses_torch else _plain
-    runner, numerics = make(config, family, extension)
+    runner, numerics = make(config, family, extension, team.slot)
     runner.activity = activity or runner.activity
     end = time.monotonic() + config.warmup_limit_s
     for kind in config.warmup:
@@ -36,17 +36,19 @@ def load(
     return runner, Ready(team.rank, os.getpid(), numerics, family.checkpoint.revision, agreed)
 
 
-def _plain(config: EngineConfig, family: AnyFamily, extension: Extension) -> tuple[Runner, str]:
+def _plain(config: EngineConfig, family: AnyFamily, extension: Extension, slot: int) -> tuple[Runner, str]:
     placement = Placement(config.pixels, numerics="exact")
     family.load(placement)
     return Runner(family, config.max_batch, extension=extension), placement.numerics
 
 
-def _with_torch(config: EngineConfig, family: AnyFamily, extension: Extension) -> tuple[Runner, str]:
+def _with_torch(
+    config: EngineConfig, family: AnyFamily, extension: Extension, slot: int
+) -> tuple[Runner, str]:
     import torch
     from saggar.engine.platform.select import place
 
-    placement, platform = place(config, extension.rank)
+    placement, platform = place(config, slot)
     family.load(placement)
     runner = Runner(
         family,

@@ -67,10 +67,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank needs to begin."""
+    """What a rank needs to begin. `slot` is its place among the ranks of all replicas."""
 
     config: EngineConfig
     rank: int
+    slot: int
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def main(control: int, pulse: int, *links: int) -> int:
     start = cast(Start, channel.receive())
     activity = Activity()
     send_pulses(socket.socket(fileno=pulse), activity, start.config.patience.pulse_s)
-    team = Team(start.rank, [Channel(socket.socket(fileno=link)) for link in links])
+    team = Team(start.rank, [Channel(socket.socket(fileno=link)) for link in links], start.slot)
     inbox = Inbox(channel)
     started = False
     try:

@@ -13,10 +13,13 @@ from saggar.engine.worker.channel import Channel
 
 
 class Team:
-    """`links` are rank 0's channels to all others in their order, or another rank's one channel to rank 0."""
+    """`links` are rank 0's channels to all others in their order, or another rank's one channel to rank 0. `slot`
+    is this rank's place among the ranks of all replicas: the number of its device.
+    """
 
-    def __init__(self, rank: int, links: Sequence[Channel] = ()) -> None:
+    def __init__(self, rank: int, links: Sequence[Channel] = (), slot: int = 0) -> None:
         self.rank = rank
+        self.slot = slot
         self._links = links
 
     @property

@@ -46,7 +46,7 @@ class World:
         from saggar.engine.platform.select import place
 
         dist: Any = importlib.import_module("torch.distributed")  # its stores are not in its types
-        placement, platform = place(self._config, self._team.rank)
+        placement, platform = place(self._config, self._team.slot)
         size = self._config.ranks
         if self._team.leads:
             store = dist.TCPStore(_HERE, 0, size, is_master=True, wait_for_workers=False)

@@ -136,8 +136,8 @@ def test_an_injected_scheduler_is_used(make_engine: MakeEngine) -> None:
     decisions: list[Decision] = []
 
     class Recording(KeyedScheduler):
-        def schedule(self, now: float) -> Decision:
-            decisions.append(super().schedule(now))
+        def schedule(self, now: float, replica: int = 0) -> Decision:
+            decisions.append(super().schedule(now, replica))
             return decisions[-1]
 
     from saggar.engine.sched.capacity import Capacity
@@ -639,10 +639,10 @@ def test_callbacks_may_call_the_engine(make_engine: MakeEngine) -> None:
 
 def test_a_broken_scheduler_ends_every_request(make_engine: MakeEngine) -> None:
     class Broken(KeyedScheduler):
-        def schedule(self, now: float) -> Decision:
+        def schedule(self, now: float, replica: int = 0) -> Decision:
             if self.counts()["waiting"]:
                 raise RuntimeError("no idea what to do")
-            return super().schedule(now)
+            return super().schedule(now, replica)
 
     from saggar.engine.sched.capacity import Capacity
 

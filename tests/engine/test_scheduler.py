@@ -14,6 +14,7 @@ from saggar.engine.sched.backlog import Backlog
 from saggar.engine.sched.base import Decision, Entry, Status
 from saggar.engine.sched.capacity import Capacity
 from saggar.engine.sched.policy import KeyedScheduler, Rules
+from saggar.engine.sched.share import Share
 
 
 @dataclass
@@ -151,7 +152,7 @@ def test_the_backlog_agrees_with_a_plain_list(operations: list[tuple[str, str, i
                 backlog.add(gone)
                 plain.append(gone)
         elif what == "take":
-            taken = backlog.take(key, lambda entry: entry.rows > 1, window=3)
+            taken = Share(backlog, backlog).take(key, lambda entry: entry.rows > 1, window=3)
             asked = sorted((one for one in plain if one.key == key), key=lambda one: (one.priority, one.seq))[
                 :3
             ]
@@ -359,3 +360,93 @@ def test_the_work_of_a_decision_does_not_grow_with_what_waits() -> None:
             Backlog._valid = inner  # type: ignore[method-assign]
         calls[waiting] = count[0]
     assert calls[10_000] <= 1.2 * calls[1_000]
+
+
+REPLICAS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.integers(1, 5),
+        st.sampled_from([INTERACTIVE, NORMAL, BULK]),
+        st.integers(1, 6),
+        st.sampled_from(["turn", "cancel", "fail", "lose", "none"]),
+        st.integers(0, 2),
+    ),
+    max_size=50,
+)
+
+
+@given(REPLICAS, st.booleans(), st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_replicas_share_one_backlog(
+    jobs: list[tuple[str, int, int, int, str, int]], step_batch: bool, replicas: int
+) -> None:
+    """Each request runs in one place at a time, parked ones come back where they were, and all end."""
+    scheduler = KeyedScheduler(Rules(Capacity(4), step_batch=step_batch, age_bound_s=5, replicas=replicas))
+    left: dict[Entry, int] = {}
+    serving = set(range(replicas))
+    home: dict[Entry, int] = {}
+    now = 0.0
+
+    def turn(replica: int) -> None:
+        nonlocal now
+        now += 1
+        run = list(scheduler.schedule(now, replica).run)
+        assert len({entry.key for entry in run}) <= 1
+        assert sum(entry.rows for entry in run) <= 4 or len(run) == 1
+        for entry in run:
+            assert home.setdefault(entry, replica) == replica
+            left[entry] -= 1
+            if left[entry] == 0:
+                end(entry, Status.COMPLETED)
+
+    def end(entry: Entry, status: Status) -> None:
+        scheduler.leave(entry, status)
+        del left[entry]
+        home.pop(entry, None)
+
+    def lose(replica: int) -> None:
+        for entry in [entry for entry, at in home.items() if at == replica]:
+            scheduler.put_back(entry)
+            assert home.pop(entry) == replica
+        scheduler.use(serving)
+
+    for seq, (key, rows, priority, steps, what, number) in enumerate(jobs):
+        entry = Entry(Request(f"r{seq}", "", num_outputs=rows, priority=priority), key, seq, now)
+        left[entry] = steps
+        scheduler.add(entry)
+        replica = number % replicas
+        if what == "cancel":
+            end(list(left)[number % len(left)], Status.ABORTED)
+        elif what == "fail":
+            serving.discard(replica)
+            lose(replica)
+            assert scheduler.room(now).seats <= 8 * len(serving)
+            serving.add(replica)
+            scheduler.use(serving)
+        elif what != "none":
+            turn(replica)
+    for _ in range(20_000):
+        if not left:
+            break
+        for replica in range(replicas):
+            turn(replica)
+    counts = scheduler.counts()
+    assert (len(left), counts["waiting"], counts["running"]) == (0, 0, 0)
+
+
+def test_the_least_loaded_replica_takes_what_comes() -> None:
+    scheduler = KeyedScheduler(Rules(Capacity(8), step_batch=True, replicas=2))
+    entries = [Entry(Request(f"r{seq}", ""), "k", seq, 0.0) for seq in range(5)]
+    scheduler.add(entries[0])
+    assert list(scheduler.schedule(0.0, 0).run) == entries[:1]
+    scheduler.add(entries[1])
+    assert list(scheduler.schedule(0.0, 0).run) == entries[:1]  # the other one is idle
+    assert list(scheduler.schedule(0.0, 1).run) == entries[1:2]
+    scheduler.add(entries[2])
+    assert list(scheduler.schedule(0.0, 0).run) == [entries[0], entries[2]]
+    scheduler.add(entries[3])
+    assert list(scheduler.schedule(0.0, 0).run) == [entries[0], entries[2]]  # the other one runs fewer
+    assert list(scheduler.schedule(0.0, 1).run) == [entries[1], entries[3]]
+    scheduler.use([0])
+    scheduler.add(entries[4])
+    assert entries[4] in scheduler.schedule(0.0, 0).run
