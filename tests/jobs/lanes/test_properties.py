@@ -118,6 +118,7 @@ class LaneMachine(RuleBasedStateMachine):
     def revive(self):
         for letter in self.store.dead_letters(LANE):
             assert self.store.revive(LANE, letter.tag)
+            self.returned.add(letter.tag)  # whoever had it last has it no more
 
     @rule(max_batch=st.integers(1, 4))
     def configure(self, max_batch):
