@@ -64,7 +64,7 @@ def _accelerator() -> str:
     from saggar.engine.config import EngineConfig
     from saggar.engine.platform.select import place
 
-    placement, _ = place(EngineConfig(model="any"), rank=0)
+    placement, _ = place(EngineConfig(model="any"), slot=0)
     return f"{placement.device}, {placement.numerics}"
 
 
