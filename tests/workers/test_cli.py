@@ -83,3 +83,13 @@ def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:
     runner = CliRunner()
     assert runner.invoke(cli, ["models", "make-tiny", "noop", str(folder)]).exit_code == 0
     assert '"family": "noop"' in runner.invoke(cli, ["models", "inspect", str(folder)]).output
+
+
+def test_the_doctor_looks_at_everything_and_says_so(redis_url: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--redis", redis_url, "--store", str(tmp_path / "store")])
+    assert result.exit_code == 0, result.output
+    for name in ("python packages", "accelerator", "embedded Redis", "built-in models", "redis", "store"):
+        assert f"ok    {name}" in result.output
+    broken = CliRunner().invoke(cli, ["doctor", "--redis", "redis://127.0.0.1:1/0"])
+    assert broken.exit_code == 1
+    assert "FAIL  redis" in broken.output

@@ -124,7 +124,12 @@ def test_an_interactive_job_behind_5000_bulk_jobs_starts_at_most_two_batches_lat
     until(lambda: client.counts()["succeeded"] >= 16, what="the first batches")
     before = client.counts()["succeeded"] + client.counts()["running"]
     urgent = client.submit(
-        {"model": "noop", "prompt": "now", "params": {"key": "own"}, "priority": "interactive"}
+        {
+            "model": "noop",
+            "prompt": "now",
+            "params": {"key": "own", "sleep_s": 0.5},
+            "priority": "interactive",
+        }
     )
     started = next(event for event in client.events(urgent.id) if event.kind == "progress")
     after = client.counts()["succeeded"] + client.counts()["running"]
