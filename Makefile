@@ -43,7 +43,7 @@ services: .venv/.dev
 	bash scripts/services.sh
 
 pytest: .venv/.dev services
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=15
 
 soak: .venv/.dev services
 	$(BIN)/python -m pytest -q -m soak
