@@ -1,34 +1,35 @@
 """Messages between two processes of a group over a socket pair, large arrays through shared memory.
 
 A segment is an anonymous memory file: it has no name, so nothing is left behind however either side ends. Its
-descriptor travels with the message; the receiver maps it, and the arrays it gets are views of that
-mapping, which lives as long as they do. Arrays are written compact: a view never ships its base. Only
-what came through the group's own socket pair is unpickled.
+descriptor travels with the message. Up to a few megabytes it is read and closed; above, it is mapped, the arrays
+are views of the mapping, and once they are gone it is used again (segments.py). Arrays are written compact: a view
+never ships its base. Only what came through the group's own socket pair is unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import mmap
 import os
 import pickle
 import socket
 import struct
-import tempfile
 import threading
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
+from saggar.engine.worker.segments import Lease, Loans, Pool, memory_file, write_arrays
 
-_HEADER = struct.Struct("<QQ")
-"""Bytes of the pickle, bytes of the segment (0: none, and then no descriptor follows)."""
+_HEADER = struct.Struct("<QQQ?HH")
+"""Bytes of the pickle, bytes of the segment (0: none), its id (0: used once), whether its descriptor follows, and how
+many ids of segments follow that are given back and that are forgotten.
+"""
+_ID = struct.Struct("<Q")
 _ALIGN = 64
 SMALL = 16 * 1024
 """Arrays below this size travel inside the message."""
 MAPPED = 8 * 1024 * 1024
-"""Segments from this size on are mapped. A mapping costs a descriptor for as long as an array of it lives."""
+"""Segments from this size on are mapped."""
 
 
 class ChannelClosed(Exception):
@@ -41,6 +42,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._sending = threading.Lock()
+        self._pool = Pool()
+        self._loans = Loans()
 
     def fileno(self) -> int:
         """For waiting with `select`."""
@@ -51,24 +54,30 @@ class Channel:
         pickler = _Pickler()
         pickler.dump(message)
         body = pickler.buffer.getbuffer()
-        segment = _write_segment(pickler.arrays) if pickler.arrays else None
-        try:
-            with self._sending:
-                self._socket.sendall(_HEADER.pack(len(body), pickler.size))
-                if segment is not None:
-                    socket.send_fds(self._socket, [b"s"], [segment])
-                self._socket.sendall(body)
-        except OSError as error:
-            raise ChannelClosed(str(error)) from error
-        finally:
-            if segment is not None:
-                os.close(segment)
+        if pickler.size >= MAPPED:
+            segment = self._pool.lend(pickler.size)
+            segment.write(pickler.arrays)
+            self._send(body, pickler.size, segment.id, segment.fd)
+            segment.sent()
+        elif pickler.arrays:
+            fd = memory_file()
+            try:
+                os.ftruncate(fd, pickler.size)
+                write_arrays(fd, pickler.arrays)
+                self._send(body, pickler.size, 0, fd)
+            finally:
+                os.close(fd)
+        else:
+            self._send(body, 0, 0, None)
 
     def receive(self) -> object:
         """Wait for the next message. ChannelClosed once the other side has gone."""
         try:
-            length, size = _HEADER.unpack(self._read(_HEADER.size))
-            segment = self._receive_segment(size) if size else None
+            length, size, ident, with_fd, returned, forgotten = _HEADER.unpack(self._read(_HEADER.size))
+            ids = [found for (found,) in _ID.iter_unpack(self._read(_ID.size * (returned + forgotten)))]
+            self._pool.take_back(ids[:returned])
+            self._loans.forget(ids[returned:])
+            segment = self._receive_segment(size, ident, with_fd) if size else None
             return _Unpickler(io.BytesIO(self._read(length)), segment).load()
         except OSError as error:
             raise ChannelClosed(str(error)) from error
@@ -78,6 +87,21 @@ class Channel:
         with contextlib.suppress(OSError):  # the other side may have been quicker
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._pool.close()
+        self._loans.close()
+
+    def _send(self, body: memoryview, size: int, ident: int, fd: int | None) -> None:
+        try:
+            with self._sending:
+                returned, forgotten = self._loans.returned(), self._pool.forgotten()
+                ids = b"".join(map(_ID.pack, [*returned, *forgotten]))
+                header = _HEADER.pack(len(body), size, ident, fd is not None, len(returned), len(forgotten))
+                self._socket.sendall(header + ids)
+                if fd is not None:
+                    socket.send_fds(self._socket, [b"s"], [fd])
+                self._socket.sendall(body)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
 
     def _read(self, length: int) -> bytearray:
         data = bytearray(length)
@@ -89,12 +113,14 @@ class Channel:
             done += got
         return data
 
-    def _receive_segment(self, size: int) -> mmap.mmap | bytearray:
+    def _receive_segment(self, size: int, ident: int, with_fd: bool) -> Lease | bytearray:
+        if not with_fd:
+            return self._loans.borrow(ident, None)
         _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not fds:
             raise ChannelClosed("a segment was announced and did not come")
         try:
-            return mmap.mmap(fds[0], size) if size >= MAPPED else _read_segment(fds[0], size)
+            return self._loans.borrow(ident, fds[0]) if ident else _read_segment(fds[0], size)
         finally:
             os.close(fds[0])
 
@@ -111,7 +137,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: object) -> tuple[str, tuple[int, ...], int] | None:
         if type(value).__module__ != "numpy" or type(value).__name__ != "ndarray":
             return None
-        found = cast("np.ndarray", value)
+        found = cast(np.ndarray, value)
         if found.nbytes < SMALL or found.dtype.hasobject:
             return None
         offset = self.size
@@ -123,32 +149,14 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Puts arrays back as views of the segment."""
 
-    def __init__(self, file: io.BytesIO, segment: mmap.mmap | bytearray | None) -> None:
+    def __init__(self, file: io.BytesIO, segment: Lease | bytearray | None) -> None:
         super().__init__(file)
         self._segment = segment
 
     def persistent_load(self, place: tuple[str, tuple[int, ...], int]) -> np.ndarray:
-        import numpy as np
-
         dtype, shape, offset = place
         assert self._segment is not None, "an array without its segment"
         return np.ndarray(shape, dtype, buffer=self._segment, offset=offset)
-
-
-def _write_segment(arrays: list[tuple[int, np.ndarray]]) -> int:
-    """A memory file with the arrays at their offsets; the caller closes the descriptor."""
-    import numpy as np
-
-    fd = _memory_file()
-    try:
-        last_offset, last = arrays[-1]
-        os.ftruncate(fd, -(-(last_offset + last.nbytes) // _ALIGN) * _ALIGN)
-        for offset, value in arrays:
-            _write(fd, np.ascontiguousarray(value).data.cast("B"), offset)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _read_segment(fd: int, size: int) -> bytearray:
@@ -157,16 +165,3 @@ def _read_segment(fd: int, size: int) -> bytearray:
     while done < size:
         done += os.preadv(fd, [view[done:]], done)
     return data
-
-
-def _memory_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("saggar")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)

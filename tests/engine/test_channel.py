@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from saggar.engine import InvalidRequest, OutOfMemory, WorkerDied
 from saggar.engine.worker.channel import MAPPED, SMALL, Channel, ChannelClosed
+from saggar.engine.worker.segments import KEPT_BYTES
 
 Pair = tuple[Channel, Channel]
 
@@ -37,6 +40,14 @@ def exchange(pair: Pair, message: object) -> object:
 
 def open_files() -> set[str]:
     return {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+
+
+def memory_files() -> list[str]:
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found.append(os.readlink(path))
+    return [name for name in found if "memfd:saggar" in name]
 
 
 @pytest.mark.parametrize(
@@ -90,17 +101,58 @@ def test_a_segment_has_no_name_and_a_small_one_holds_no_file(pair: Pair) -> None
     assert (got[0].sum(), got[1].sum()) == (200_000, 0)
 
 
-def test_a_large_segment_lives_as_long_as_its_arrays(pair: Pair) -> None:
-    before, files = set(os.listdir("/dev/shm")), open_files()
-    got = exchange(pair, np.ones(MAPPED, np.uint8))
-    assert isinstance(got, np.ndarray)
-    assert set(os.listdir("/dev/shm")) == before
-    assert open_files() - files == {"/memfd:saggar (deleted)"}
-    assert got.sum() == MAPPED
-    del got
+def test_a_large_segment_is_used_again_once_its_arrays_are_gone(pair: Pair) -> None:
+    names = set(os.listdir("/dev/shm"))
+    first = exchange(pair, np.full(MAPPED, 1, np.uint8))
+    files = len(memory_files())
+    assert isinstance(first, np.ndarray)
+    kept = first[100:200]
+    del first
+    exchange(pair[::-1], "nothing came back yet")
+    second = exchange(pair, np.full(MAPPED, 2, np.uint8))
+    assert kept.sum() == 100
+    assert isinstance(second, np.ndarray)
+    assert second.sum() == 2 * MAPPED
+    address = second.ctypes.data
+    del second
     gc.collect()
-    assert open_files() == files
-    assert "memfd:saggar" not in Path("/proc/self/maps").read_text()
+    exchange(pair[::-1], "the second one did")
+    third = exchange(pair, np.full(MAPPED, 3, np.uint8))
+    assert isinstance(third, np.ndarray)
+    assert third.ctypes.data == address
+    assert (third.sum(), kept.sum()) == (3 * MAPPED, 100)
+    assert len(memory_files()) == files + 2
+    assert set(os.listdir("/dev/shm")) == names
+
+
+def test_segments_never_change_under_arrays_that_are_held(pair: Pair) -> None:
+    draw = random.Random(5)
+    held: list[tuple[int, np.ndarray]] = []
+    for number in range(60):
+        got = exchange(pair, [np.full(MAPPED + draw.randrange(3) * 1000, number % 251, np.uint8), "text"])
+        assert isinstance(got, list)
+        held.append((number % 251, got[0][:: draw.choice([1, 1000])]))
+        del got
+        while len(held) > draw.randrange(1, 4):
+            held.pop(draw.randrange(len(held)))
+        if draw.random() < 0.7:
+            exchange(pair[::-1], "an answer, and what came back with it")
+        assert all((array == value).all() for value, array in held)
+    assert len(memory_files()) <= 40
+
+
+def test_segments_beyond_what_is_kept_are_given_up_on_both_sides(pair: Pair) -> None:
+    many = [exchange(pair, np.full(KEPT_BYTES // 4, number, np.uint8)) for number in range(7)]
+    full = len(memory_files())
+    assert full == 14
+    many.clear()
+    gc.collect()
+    exchange(pair[::-1], "all came back")
+    exchange(pair, "three are forgotten")
+    assert len(memory_files()) == 8
+    for end in pair:
+        end.close()
+    assert not memory_files()
 
 
 def test_a_message_that_is_never_read_leaves_nothing(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -147,10 +148,24 @@ def test_a_model_that_cannot_load_fails_the_start_with_its_reason(
     eventually(lambda: len(ranks()) == len(before))
 
 
-def test_starts_and_closes_leave_nothing(models: Callable[[str], Path]) -> None:
-    def start_and_close() -> None:
-        with Engine.make(EngineConfig(model=str(models("noop")))) as engine:
-            engine.generate([noop("a", height=512, width=512)])
+@pytest.mark.parametrize(
+    ("times", "settings"),
+    [
+        (6, {}),
+        (2, {"ranks": 2, "replicas": 2}),
+        pytest.param(100, {}, marks=pytest.mark.soak),
+        pytest.param(25, {"ranks": 2, "replicas": 2}, marks=pytest.mark.soak),
+    ],
+)
+def test_starts_and_closes_leave_nothing(
+    models: Callable[[str], Path], times: int, settings: dict[str, Any]
+) -> None:
+    def start_and_close(kill: bool = False) -> None:
+        with Engine.make(EngineConfig(model=str(models("noop")), **settings)) as engine:
+            engine.generate([noop("a", height=512, width=512), noop("b", height=2000, width=2000)])
+            if kill:
+                os.kill(engine.health().pids[-1], signal.SIGKILL)
+                engine.generate([noop("c")])
 
     def held() -> tuple[int, int, int, list[str]]:
         me = psutil.Process()
@@ -158,8 +173,9 @@ def test_starts_and_closes_leave_nothing(models: Callable[[str], Path]) -> None:
 
     start_and_close()
     before = held()
-    for _ in range(8):
-        start_and_close()
+    for time in range(times):
+        start_and_close(kill=time % 3 == 0)
+    gc.collect()
     assert held() == before
 
 
