@@ -99,8 +99,9 @@ class ModelWorker:
         appetite = EngineAppetite(engine, settings.max_batch, publisher.has_room)
 
         def engine_lost() -> None:
-            appetite.close()  # at once: interactive jobs are fetched without asking the engine for a seat
-            self._on_engine_lost()
+            if engine.health().over:  # otherwise it starts its ranks anew, and goes on
+                appetite.close()  # at once: interactive jobs are fetched without asking the engine for a seat
+                self._on_engine_lost()
 
         service = Service(ledger, attempts, engine, publisher, card, settings.owner, engine_lost)
         register_generate(app, service, appetite, lanes)
@@ -154,9 +155,7 @@ class ModelWorker:
 
         def watch() -> None:
             while not self._stopping.wait(ENGINE_LOOK_S):
-                if not engine.health().ok:
-                    lost()
-                    return
+                lost()
 
         threading.Thread(target=watch, name="saggar-engine-watch", daemon=True).start()
 

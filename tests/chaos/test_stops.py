@@ -123,18 +123,18 @@ def test_ranks_end_with_whoever_started_them(site: Site, victim: str) -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_worker_whose_rank_was_killed_starts_anew(site: Site, busy: bool) -> None:
+def test_a_rank_that_was_killed_is_started_anew(site: Site, busy: bool) -> None:
     worker = site.worker(executor="multiproc")
     site.serving(1)
-    ids = site.submit(4, params=SLOW) if busy else []
+    (rank,) = site.ranks()
+    ids = site.submit(4, params={"sleep_s": 0.25, "steps": 40}) if busy else []
     if busy:
         until(lambda: executing(site) == 4, 60)
-    (rank,) = site.ranks()
     rank.kill()
     until(lambda: [one for one in site.ranks() if one.pid != rank.pid], 30, "another rank")
     ids += site.submit(4, first=4)
     records = site.wait(ids)
-    assert {record.suspicions for record in records} == ({0, 1} if busy else {0})
+    assert not any(record.dead for record in records)
     site.check(records)
     assert worker.process.poll() is None
     site.nothing_is_left()
