@@ -45,6 +45,21 @@ def test_sigterm_finishes_what_runs_and_hands_the_rest_over_at_once(site: Site) 
     site.nothing_is_left()
 
 
+def test_what_a_stopping_worker_finishes_is_acknowledged(site: Site) -> None:
+    """Or others would be given it again."""
+    ids = site.submit(4, params=SLOW) + site.submit(4, first=4, params={**SLOW, "steps": 40})
+    worker = site.worker()
+    until(lambda: executing(site) == 8, 60)
+    worker.process.terminate()
+    until(lambda: site.client.counts()["succeeded"] == 4, 20, "the shorter ones")
+    until(lambda: site.lane.size(LANE).leased == 4, 3, "their acknowledgement, at once")
+    assert worker.process.wait(30) == 0
+    assert {record.state for record in site.wait(ids, 1)} == {"succeeded"}
+    size = site.lane.size(LANE)
+    assert (size.waiting, size.leased, size.delayed) == (0, 0, 0), size
+    site.nothing_is_left()
+
+
 def owner_of(worker) -> str:
     import socket
 
