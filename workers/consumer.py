@@ -1,8 +1,9 @@
 """Celery's consumer with two habits changed.
 
 It comes back to a Redis within seconds, however long that was away: Celery waits two seconds longer after each failed
-try, up to thirty, and has no setting for it. And what ends while the worker stops is acknowledged at once: Celery leaves
-that to the event loop, which no longer turns, and a worker that has to leave in a hurry would give back what is done.
+try, up to thirty, and has no setting for it. And what ends while the worker stops is acknowledged at once: Celery
+leaves that to the event loop, which no longer turns, and a worker that must leave in a hurry would give back what is
+done.
 """
 
 from __future__ import annotations

@@ -77,19 +77,6 @@ def dies_after_submit() -> None:
     dies_after(Ledger, "submit")
 
 
-def slow_to_stop() -> None:
-    """Between the engine's end and the drain there is a while on a busy machine."""
-    from saggar.workers.lifecycle import ModelWorker
-
-    drain = ModelWorker._drain
-
-    def late(self: ModelWorker, *args: Any) -> None:
-        time.sleep(2)
-        drain(self, *args)
-
-    ModelWorker._drain = late  # type: ignore[method-assign]
-
-
 def without_heartbeat() -> None:
     from saggar.jobs.lanes.lanes import Lanes
 
@@ -136,7 +123,6 @@ HOW: dict[str, Callable[[], None]] = {
     "dies after manifest": dies_after_manifest,
     "dies after commit": dies_after_commit,
     "dies after submit": dies_after_submit,
-    "slow to stop": slow_to_stop,
     "without heartbeat": without_heartbeat,
     "sends everything twice": sends_everything_twice,
     "clock a minute fast": lambda: shift_clock(60),
