@@ -166,7 +166,15 @@ def batch_key(job: Job, card: ModelCard | None) -> str:
 
 def unknown_model(model: str, known: Iterable[str]) -> UnknownModel:
     """The error for a model without a card, with the nearest name that has one."""
-    hint = unknown_name("model", model, known)
+    names = list(known)
+    if not names:
+        start = (
+            f"start one: saggar worker --model {model}"
+            if len(model) <= 64
+            else "start one: saggar worker --model ..."
+        )
+        return UnknownModel("model", f"no worker has served {shown(model)} here yet", f"none yet; {start}")
+    hint = unknown_name("model", model, names)
     return UnknownModel("model", f"{shown(model)} has no card: {hint.message}", hint.allowed)
 
 

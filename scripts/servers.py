@@ -12,13 +12,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from saggar.workers.servers import RedisServer
+from saggar.workers.embedded import FolderLock
+from saggar.workers.servers import RedisServer, ServerError
 
 from tests.support.weed import S3Server
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the servers are stopped on the way out
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "cluster").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FolderLock(folder / "lock"):
+            serve(folder)
+    except ServerError as error:
+        sys.exit(f"saggar: {error}")
+
+
+def serve(folder: Path) -> None:
+    """Until a signal comes."""
     s3 = S3Server(folder / "s3")
     with RedisServer(folder / "redis") as redis:
         s3.start()
@@ -28,7 +41,9 @@ def main() -> None:
             environment.touch(mode=0o600)
             environment.write_text("".join(f"export {name}='{value}'\n" for name, value in values.items()))
             print(f"Redis and S3 are up. In the other shells:  . {environment}", flush=True)
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+            signal.pause()
+        except KeyboardInterrupt:
+            print("stopping ...", flush=True)
         finally:
             s3.stop()
 

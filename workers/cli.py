@@ -73,6 +73,9 @@ def main() -> None:
             err=True,
         )
         sys.exit(2)
+    except OSError as error:
+        click.secho(f"saggar: {error}", fg="red", err=True)
+        sys.exit(2)
     except redis.ConnectionError as error:
         click.secho(f"saggar: Redis cannot be reached: {error}", fg="red", err=True)
         sys.exit(2)

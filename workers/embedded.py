@@ -44,7 +44,7 @@ class EmbeddedCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(self.folder / "lock"))
+            stack.enter_context(FolderLock(self.folder / "lock"))
             redis = stack.enter_context(RedisServer(self.folder / "redis"))
             jobs = JobSettings(redis_url=redis.url, record_ttl_s=RECORD_TTL_S)
             # The environment may speak of another cluster: here only flags count.
@@ -89,7 +89,9 @@ class EmbeddedCluster:
             self.worker.wait()
 
 
-class _locked:
+class FolderLock:
+    """One process at a time. Entering raises Busy when another one is in."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[str] | None = None

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CARD_REFRESH_S = 60.0
+REDIS_PAUSE_S = 2.0
 ENGINE_LOST = 3
 ENGINE_LOOK_S = 1.0
 MAX_DELIVERIES = 20
@@ -75,6 +77,7 @@ class ModelWorker:
         settings = self._settings
         client = connect(settings.jobs)
         stack.callback(client.close)
+        _wait_for(client)
         storage = _open_store(settings)
         stack.callback(storage.close)
         retrying(
@@ -236,6 +239,19 @@ def _spool(settings: WorkerSettings, storage: Storage, stack: ExitStack) -> Spoo
     spool = Spool.claim(Path(settings.spool), settings.spool_limit_bytes)
     stack.callback(spool.close)
     return spool
+
+
+def _wait_for(client: redis.Redis) -> None:
+    """Until Redis answers: it may come up after its workers. Refusals (a wrong password) are raised."""
+    while True:
+        try:
+            client.ping()
+            return
+        except redis.AuthenticationError:
+            raise
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            log.warning("Redis cannot be reached, the next try is in %.0f s: %s", REDIS_PAUSE_S, error)
+            time.sleep(REDIS_PAUSE_S)
 
 
 def _leave_quietly(cards: Cards, model: str, worker: str) -> None:

@@ -30,7 +30,7 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
 
     # typing=False: the next link of a chain is sent from here with a job's fields, which the intake's task takes.
     @app.task(  # type: ignore[untyped-decorator]
-        name=TASK, bind=True, acks_late=True, throws=(JobFailed,), typing=False
+        name=TASK, bind=True, acks_late=True, throws=(JobFailed,), typing=False, resultrepr_maxsize=48
     )
     def generate(task: Task, job_id: str) -> dict[str, object]:
         tag = task.request.properties["delivery_tag"]

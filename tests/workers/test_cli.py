@@ -93,3 +93,19 @@ def test_the_doctor_looks_at_everything_and_says_so(redis_url: str, tmp_path: Pa
     broken = CliRunner().invoke(cli, ["doctor", "--redis", "redis://127.0.0.1:1/0"])
     assert broken.exit_code == 1
     assert "FAIL  redis" in broken.output
+
+
+def test_what_matches_nothing_says_so(redis_url: str) -> None:
+    runner = CliRunner()
+    unknown = runner.invoke(cli, ["cancel", "nosuch", "--redis", redis_url])
+    assert (unknown.exit_code, unknown.output.strip()) == (2, "nosuch unknown")
+    assert "no such jobs" in runner.invoke(cli, ["list", "--run", "nosuch", "--redis", redis_url]).output
+    assert "no model yet" in runner.invoke(cli, ["models", "served", "--redis", redis_url]).output
+    nobody = subprocess.run(
+        [*SAGGAR, "submit", "p", "--model", "a/b", "--redis", redis_url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no worker has served 'a/b' here yet" in nobody.stderr
+    assert "saggar worker --model a/b" in nobody.stderr

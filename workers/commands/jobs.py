@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast, get_args
 
 import click
+from saggar.jobs.cards import Cards
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import JobFailed, SaggarError
 from saggar.jobs.events import Event
 from saggar.jobs.lanes.message import Priority
-from saggar.jobs.record import JobRecord, State
+from saggar.jobs.record import OPEN, JobRecord, State
 from saggar.jobs.schema import Format
-from saggar.jobs.settings import JobSettings
+from saggar.jobs.settings import JobSettings, connect
 from saggar.workers.runs.manifest import parse_settings
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -48,7 +49,11 @@ def open_client(redis_url: str | None) -> JobClient:
 @click.option("--seed", type=int, help="Of the first output.  [default: a random one]")
 @click.option("-n", "--num-outputs", type=int, default=1, show_default=True)
 @click.option(
-    "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of the model: --set steps=28."
+    "--set",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the model: --set num_inference_steps=28.",
 )
 @click.option("--format", "format_", type=click.Choice(get_args(Format)), help="[default: the model's first]")
 @click.option("--priority", type=click.Choice(get_args(Priority)), default="normal", show_default=True)
@@ -74,6 +79,7 @@ def submit(
         submitted = client.submit(job)
         click.echo(submitted.id)
         if wait:
+            _warn_without_workers(client, str(job["model"]))
             for output in client.result(submitted.id).outputs:
                 click.echo(output.uri)
 
@@ -163,6 +169,8 @@ def list_jobs(redis_url: str | None, as_json: bool, limit: int, cursor: str | No
         )
     for record in page.records:
         click.echo(record.model_dump_json(exclude_none=True) if as_json else _row(record))
+    if not page.records and not page.cursor:
+        click.echo("no such jobs", err=True)
     if page.cursor:
         click.echo(f"More: add --cursor {page.cursor}", err=True)
 
@@ -173,24 +181,33 @@ def _row(record: JobRecord) -> str:
 
 
 @click.command()
-@click.argument("job_ids", nargs=-1, required=True)
+@click.argument("job_ids", nargs=-1)
+@click.option("--run", help="All open jobs of a run.")
 @redis_option
-def cancel(job_ids: tuple[str, ...], redis_url: str | None) -> None:
-    """Cancel jobs: a waiting one ends at once, a running one before its next step."""
+def cancel(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> None:
+    """Cancel jobs: a waiting one ends at once, a running one before its next step. Exits 2 if one is unknown."""
+    if not job_ids and run is None:
+        raise click.UsageError("give ids of jobs or --run NAME")
+    unknown = False
     with open_client(redis_url) as client:
-        for job_id in job_ids:
+        for job_id in [*job_ids, *(_ids(client, run, OPEN) if run else ())]:
             outcome = client.cancel(job_id)
+            unknown |= outcome.outcome == "unknown"
             click.echo(f"{job_id} {outcome.outcome}" + (f" ({outcome.state})" if outcome.state else ""))
+    sys.exit(2 if unknown else 0)
 
 
 @click.command()
-@click.argument("job_ids", nargs=-1, required=True)
+@click.argument("job_ids", nargs=-1)
+@click.option("--run", help="All failed jobs of a run.")
 @redis_option
-def retry(job_ids: tuple[str, ...], redis_url: str | None) -> None:
+def retry(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> None:
     """Queue failed, cancelled or expired jobs again."""
+    if not job_ids and run is None:
+        raise click.UsageError("give ids of jobs or --run NAME")
     refused = False
     with open_client(redis_url) as client:
-        for job_id in job_ids:
+        for job_id in [*job_ids, *(_ids(client, run, ("failed",)) if run else ())]:
             try:
                 client.retry(job_id)
                 click.echo(f"{job_id} queued")
@@ -198,3 +215,25 @@ def retry(job_ids: tuple[str, ...], redis_url: str | None) -> None:
                 refused = True
                 click.echo(f"{job_id}: {error}", err=True)
     sys.exit(2 if refused else 0)
+
+
+def _ids(client: JobClient, run: str, states: Sequence[State]) -> list[str]:
+    """The jobs of a run in these states. Listed before any is touched, since that moves them."""
+    found: list[str] = []
+    for state in states:
+        cursor: str | None = None
+        while True:
+            page = client.list(run=run, state=state, cursor=cursor, limit=1000)
+            found += [record.id for record in page.records]
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return found
+
+
+def _warn_without_workers(client: JobClient, model: str) -> None:
+    connection = connect(client.settings)
+    workers = Cards(connection, client.settings).workers_of(model)
+    connection.close()
+    if not workers:
+        click.echo(f"no worker serves {model} at this moment: the job waits for one", err=True)

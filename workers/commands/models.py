@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from saggar.jobs.cards import Cards
+from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import connect
 from saggar.workers.commands.jobs import open_client, redis_option
 
@@ -41,6 +42,8 @@ def served(redis_url: str | None) -> None:
         settings = client.settings
     connection = connect(settings)
     cards = Cards(connection, settings)
+    if not cards.list():
+        click.echo("no model yet: saggar worker --model ... publishes one once it has loaded", err=True)
     for card in cards.list():
         click.echo(
             f"{card.model:<28} {card.family:<12} {','.join(card.tasks):<8} workers {len(cards.workers_of(card.model))}"
@@ -65,5 +68,7 @@ def make_tiny_command(family: str, folder: Path) -> None:
     """Write a tiny checkpoint with random weights of FAMILY (flux, sd3, noop) to FOLDER: for tests and demos."""
     from saggar.engine.models.tiny import make_tiny
 
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: name a new folder")
     make_tiny(family, folder)
     click.echo(f"wrote {folder}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 from saggar.engine.models.registry import open_family
-from saggar.jobs.cards import Cards, ModelCard, check_job
+from saggar.jobs.cards import Cards, ModelCard, check_job, unknown_model
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError, SaggarError
 from saggar.jobs.schema import Job
@@ -46,10 +46,17 @@ class Place:
 @click.option("--model", help="A diffusers folder or a built-in model.  [default: saggar/emoji]")
 @click.option("--to", "target", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option(
-    "--set", "params", multiple=True, metavar="NAME=VALUE", help="A parameter of every row: --set steps=28."
+    "--set",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of every row: --set num_inference_steps=28.",
 )
 @click.option("--name", help="The run's name.  [default: the file's]")
-@click.option("--redis", "redis_url", help="Use a cluster's queue instead of this machine.")
+@click.option(
+    "--cluster", is_flag=True, help="Use the cluster's queue of SAGGAR_REDIS_URL instead of this machine."
+)
+@click.option("--redis", "redis_url", help="The same, with the URL given here.")
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Where the embedded queue lives.  [default: TO/.saggar]"
 )
@@ -63,6 +70,7 @@ def run(
     target: Path,
     params: Sequence[str],
     name: str | None,
+    cluster: bool,
     redis_url: str | None,
     data: Path | None,
     sheet: bool,
@@ -70,7 +78,7 @@ def run(
 ) -> None:
     """Make every picture of FILE: one job a line as JSON, or one prompt a line in a .txt file.
 
-    Without --redis everything runs here: a private Redis, one worker, and a folder for the pictures. The same command
+    Without --cluster everything runs here: a private Redis, one worker, and a folder for the pictures. The same command
     again makes only what is missing.
     """
     if not file.is_file():
@@ -79,11 +87,19 @@ def run(
     defaults: dict[str, object] = {"params": parse_settings(params)}
     run_name = name or _run_name(file)
     flags |= {"model": model, "store": str(target), "data": data}
-    with _place(redis_url, target, flags) as place, JobClient(place.settings) as client:
-        tally = _run(console, client, place, file, defaults, run_name)
-        _finish(console, client, run_name, tally)
-        if sheet and tally.ends["succeeded"]:
-            _show(console, client, run_name, target, place)
+    if cluster and redis_url is None:
+        redis_url = JobSettings.from_env().redis_url
+    try:
+        with _place(redis_url, target, flags) as place, JobClient(place.settings) as client:
+            tally = _run(console, client, place, file, defaults, run_name)
+            _finish(console, client, run_name, tally)
+            if sheet and tally.ends["succeeded"]:
+                _show(console, client, run_name, target, place)
+    except KeyboardInterrupt:
+        went_on = "the same command goes on where it was"
+        queued = f"jobs that were queued stay queued: saggar cancel --run {run_name} ends them"
+        console.print(f"stopped; {queued if redis_url else went_on}")
+        sys.exit(130)
     sys.exit(1 if tally.failed else 0)
 
 
@@ -119,7 +135,7 @@ def _run(
     console: Console, client: JobClient, place: Place, file: Path, defaults: dict[str, object], name: str
 ) -> Tally:
     card = _wait_for_card(console, place)
-    manifest = read_manifest(file, {"model": place.model, **defaults}, name, lambda job: _checked(card, job))
+    manifest = read_manifest(file, {"model": place.model, **defaults}, name, _Checker(place.settings, card))
     _refuse_bad(manifest)
     states = submit_all(client, manifest.jobs)
     again = retry_failed(client, states)
@@ -133,11 +149,27 @@ def _run(
     return tally
 
 
-def _checked(card: ModelCard, job: Job) -> Job:
-    """Against the run's card here, so that all bad rows are told at once; submit checks every job again."""
-    if job.model == card.model:
-        check_job(job, card)
-    return job
+class _Checker:
+    """Checks rows against the cards of their models, so that all bad ones are told at once; submit checks again."""
+
+    def __init__(self, settings: JobSettings, card: ModelCard) -> None:
+        self._settings = settings
+        self._cards: dict[str, ModelCard | None] = {card.model: card}
+
+    def __call__(self, job: Job) -> Job:
+        card = self._card(job.model)
+        if card is None and not job.allow_unserved:
+            raise unknown_model(job.model, [name for name, known in self._cards.items() if known])
+        if card is not None:
+            check_job(job, card)
+        return job
+
+    def _card(self, model: str) -> ModelCard | None:
+        if model not in self._cards:
+            client = connect(self._settings)
+            self._cards[model] = Cards(client, self._settings).get(model)
+            client.close()
+        return self._cards[model]
 
 
 def _wait_for_card(console: Console, place: Place) -> ModelCard:
@@ -170,7 +202,12 @@ def _refuse_bad(manifest: Manifest) -> None:
 
 def _finish(console: Console, client: JobClient, name: str, tally: Tally) -> None:
     ends = ", ".join(f"{count} {state}" for state, count in sorted(tally.ends.items()))
-    console.print(f"{ends}; mean batch {tally.mean_batch:.1f}; {tally.rate:.1f} jobs/s")
+    made = (
+        f"; mean batch {tally.mean_batch:.1f}; {tally.rate:.1f} jobs/s"
+        if tally.batches
+        else "; nothing to make"
+    )
+    console.print(f"{ends}{made}")
     for record in client.list(run=name, state="failed", limit=3).records if tally.failed else ():
         assert record.error is not None
         console.print(f"[red]{record.id}: {record.error.kind}: {record.error.message}[/red]", highlight=False)
@@ -185,9 +222,14 @@ def _show(console: Console, client: JobClient, name: str, target: Path, place: P
         return
     console.print(f"Look at [bold]{path}[/bold]", soft_wrap=True)
     if place.embedded:
-        console.print(f"Every picture lies in {target}/ with a .json beside it. Try next:", soft_wrap=True)
+        console.print(
+            f"The pictures are {target}/ID/a1/0-....png, each with a .json beside it. Try next:",
+            soft_wrap=True,
+        )
         console.print("  saggar run my-prompts.txt --to out/mine        one prompt a line", highlight=False)
-        console.print(f"  saggar models inspect {place.model}     what --set can change", highlight=False)
+        console.print(
+            f"  {f'saggar models inspect {place.model}':<46} what --set can change", highlight=False
+        )
         console.print(
             "  README.md, 'A cluster'                         workers in shells of their own", highlight=False
         )

@@ -114,7 +114,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, object]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise ConfigError(f"--set {pair}: write it as name=value, such as steps=28")
+            raise ConfigError(f"--set {pair}: write it as name=value, such as num_inference_steps=28")
         try:
             params[name] = json.loads(value)
         except json.JSONDecodeError:
