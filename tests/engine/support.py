@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,11 @@ class Echo(Extension):
         """Takes its time."""
         time.sleep(seconds)
         return seconds
+
+    def touch(self, path: str) -> str:
+        """Makes a file."""
+        Path(path).touch()
+        return path
 
     def die(self) -> None:
         """Ends the rank's process."""

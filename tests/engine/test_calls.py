@@ -52,6 +52,20 @@ def test_a_call_has_its_own_deadline_and_ends_with_the_engine(make_engine: MakeE
 
 
 @pytest.mark.procs
+def test_a_call_whose_time_is_over_before_it_began_never_begins(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(executor="multiproc", worker_extension=ECHO)
+    with pytest.raises(TimeoutError):
+        engine.call("wait", 1.0, timeout_s=0.1)  # has begun, and goes on
+    with pytest.raises(TimeoutError):
+        engine.call("touch", str(tmp_path / "late"), timeout_s=0.1)
+    assert engine.call("touch", str(tmp_path / "in time"), timeout_s=20) == [str(tmp_path / "in time")]
+    assert [path.name for path in tmp_path.iterdir()] == ["in time"]
+    check_noop(noop("a"), engine.submit(noop("a")).result(10))
+
+
+@pytest.mark.procs
 def test_a_rank_that_dies_in_a_call_is_a_death(make_engine: MakeEngine) -> None:
     engine = make_engine(executor="multiproc", worker_extension=ECHO)
     with pytest.raises(WorkerDied, match="exit status 3"):
