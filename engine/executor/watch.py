@@ -128,7 +128,7 @@ class Watch:
 def work_of(pid: int) -> int:
     """Processor time of a process in the system's ticks, 0 where the system does not say.
 
-    One that waits for a disk works too: its answer is another one each time.
+    One that waits for a disk or for its turn works too: its answer is another one each time.
     """
     try:
         fields = (
@@ -136,4 +136,4 @@ def work_of(pid: int) -> int:
         )
     except OSError:
         return 0
-    return time.monotonic_ns() if fields[0] == "D" else int(fields[11]) + int(fields[12])
+    return time.monotonic_ns() if fields[0] in "DR" else int(fields[11]) + int(fields[12])
