@@ -117,13 +117,13 @@ def test_what_waits_is_kept_and_its_deadlines_and_cancels_too(
     told = threading.Event()
     engine.on_room(told.set)
     running = engine.submit(noop("running", prompt=order("predict", "kill")))
-    eventually(lambda: not engine.health().ok)
+    eventually(lambda: not engine.health().ok, timeout=2)
+    eventually(lambda: engine.room().seats == 0, timeout=2)
     late = engine.submit(noop("late", deadline_s=0.2))
     dropped = engine.submit(noop("dropped"))
     kept = engine.submit(noop("kept"))
     assert "killed by SIGKILL" in engine.health().reason
     assert not engine.health().over
-    assert engine.room().seats == 0
     told.clear()
     assert dropped.cancel()
     assert isinstance(dropped.wait(), Cancelled)
