@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.support.weed import S3Server
 
 # Before torch is loaded anywhere: OpenMP's threads spin while they wait, and processes on few cores stand still.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell that starts the tests in the background has SIGINT ignored, and so would every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -235,7 +235,7 @@ def run(sequences: int, steps: int) -> None:
 
 
 def test_any_order_of_calls() -> None:
-    run(sequences=40, steps=25)
+    run(sequences=500, steps=25)
 
 
 @pytest.mark.soak
