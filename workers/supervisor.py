@@ -27,7 +27,6 @@ log = logging.getLogger("saggar.supervisor")
 
 # The child's exit status for "starting again would end the same way" (sysexits.h: EX_CONFIG).
 REFUSED = 78
-_LOOK_S = 0.25
 LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -101,11 +100,10 @@ class Supervisor:
         deadline: float | None = None
         while True:
             try:
-                # Not `child.wait(0.2)`, which looks twenty times a second: an idle worker shall cost nothing.
-                if not self._stopping.wait(_LOOK_S) and child.poll() is None:
-                    continue
-                return child.wait(_LOOK_S)
+                return child.wait(0.2)
             except subprocess.TimeoutExpired:
+                if not self._stopping.is_set():
+                    continue
                 over.set()  # it may take its time to end: the watchdog has no say any more
                 deadline = deadline or time.monotonic() + self.grace_s + 2.0
                 if time.monotonic() > deadline or self._interrupts > 1:
