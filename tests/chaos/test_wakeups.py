@@ -26,7 +26,6 @@ def drawn(draw: random.Random, run: int, number: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.soak
 def test_every_run_ends(site: Site) -> None:
     worker = site.worker()
     site.serving(1)
