@@ -69,6 +69,7 @@ class EngineConfig:
     warmup: run one step and decode of each before serving; a failure is a failure to start. When the limit is
     passed the rest is left out.
     threads: CPU threads of each rank, None for the library's choice.
+    prompt_cache_mb: memory of each rank's device that may hold encoded prompts, 0 for none.
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     ranks: processes that carry out each batch together, `multiproc` only.
     replicas: groups of ranks, each with a model of its own, that share the work.
@@ -93,6 +94,7 @@ class EngineConfig:
     warmup_limit_s: float = 600.0
     pixels: Pixels = "uint8"
     threads: int | None = None
+    prompt_cache_mb: int = 256
     worker_extension: str | None = None
     ranks: int = 1
     replicas: int = 1
@@ -109,6 +111,7 @@ class EngineConfig:
             "reservation_hold_s",
             "age_bound_s",
             "warmup_limit_s",
+            "prompt_cache_mb",
         ):
             if not getattr(self, name) >= 0:
                 raise Unsupported(f"{name} must be 0 or more, not {getattr(self, name)}")

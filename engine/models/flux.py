@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from saggar.engine.cache.prompt import Encoded
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, text_length, vae_factor
+from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -76,13 +77,17 @@ class Flux(TorchFamily[FluxParams]):
 
     def prepare_encode(self, states: Sequence[State]) -> None:
         """T5 and CLIP for all texts at once; noise, sampler and shifted timesteps for each request."""
-        wanted = self.texts(states)
-        embeds, pooled, text_ids = self._pipe.encode_prompt(
-            wanted, device=self._placement.device, max_sequence_length=states[0].params.max_sequence_length
-        )
-        self.condition(states, wanted, {"text": embeds, "pooled": pooled})
+        length = states[0].params.max_sequence_length
+
+        def encode(texts: list[str]) -> Sequence[Encoded]:
+            embeds, pooled, _ = self._pipe.encode_prompt(
+                texts, device=self._placement.device, max_sequence_length=length
+            )
+            return per_text(text=embeds, pooled=pooled)
+
+        self.condition(states, encode, variant=length)
         for state in states:
-            self._first_latents(state, embeds.dtype, text_ids)
+            self._first_latents(state)
 
     def branches(self, state: State) -> tuple[str, ...]:
         """A second forward only for true guidance."""
@@ -116,21 +121,22 @@ class Flux(TorchFamily[FluxParams]):
             return predictions["cond"]
         return common.guide(predictions["cond"], predictions["uncond"], state.params.true_cfg_scale)
 
-    def _first_latents(self, state: State, dtype: torch.dtype, text_ids: torch.Tensor) -> None:
+    def _first_latents(self, state: State) -> None:
         from saggar.engine.models import common
 
         params, config = state.params, self._pipe.scheduler.config
+        text = state.conditioning["cond"]["text"]
         state.generators = common.generators(state.request)
         state.latents, image_ids = self._pipe.prepare_latents(
             state.request.num_outputs,
             self._pipe.transformer.config.in_channels // 4,
             params.height,
             params.width,
-            dtype,
+            text.dtype,
             self._placement.device,
             state.generators,
         )
-        state.extras = {"text_ids": text_ids, "image_ids": image_ids}
+        state.extras = {"text_ids": text.new_zeros(text.shape[1], 3), "image_ids": image_ids}
         steps = params.num_inference_steps
         sigmas = None if config.get("use_flow_sigmas") else np.linspace(1.0, 1 / steps, steps)
         assert state.latents is not None

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from saggar.engine.cache.prompt import Encoded
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, text_length, vae_factor
+from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -68,18 +69,22 @@ class SD3(TorchFamily[SD3Params]):
 
     def prepare_encode(self, states: Sequence[State]) -> None:
         """Three encoders for all texts at once; noise and sampler for each request."""
-        wanted = self.texts(states)
-        embeds, _, pooled, _ = self._pipe.encode_prompt(
-            wanted,
-            None,
-            None,
-            device=self._placement.device,
-            do_classifier_free_guidance=False,
-            max_sequence_length=states[0].params.max_sequence_length,
-        )
-        self.condition(states, wanted, {"text": embeds, "pooled": pooled})
+        length = states[0].params.max_sequence_length
+
+        def encode(texts: list[str]) -> Sequence[Encoded]:
+            embeds, _, pooled, _ = self._pipe.encode_prompt(
+                texts,
+                None,
+                None,
+                device=self._placement.device,
+                do_classifier_free_guidance=False,
+                max_sequence_length=length,
+            )
+            return per_text(text=embeds, pooled=pooled)
+
+        self.condition(states, encode, variant=length)
         for state in states:
-            self._first_latents(state, embeds.dtype)
+            self._first_latents(state, state.conditioning["cond"]["text"].dtype)
 
     def branches(self, state: State) -> tuple[str, ...]:
         """A second forward for guidance above 1."""

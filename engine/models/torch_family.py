@@ -4,9 +4,10 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from saggar.engine.cache.prompt import Encoded, PromptCache
 from saggar.engine.models.base import Family
 from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
@@ -30,6 +31,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
         self._pipe: Any = load_pipeline(self.pipeline, self.checkpoint, placement)
         self._placement = placement
+        self._prompts = PromptCache(placement.prompt_cache_bytes)
 
     def step_scheduler(self, state: RequestState[torch.Tensor, P, Any], noise: torch.Tensor) -> None:
         """The request's own sampler."""
@@ -76,22 +78,37 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
         return rgb_preview(self.images(state)[0])
 
-    def texts(self, states: Sequence[RequestState[torch.Tensor, P, Any]]) -> list[str]:
-        """The texts that the requests' branches need, each once: equal ones are encoded once."""
-        found = [_text(state, branch) for state in states for branch in self.branches(state)]
-        return list(dict.fromkeys(found))
-
     def condition(
         self,
         states: Sequence[RequestState[torch.Tensor, P, Any]],
-        texts: Sequence[str],
-        tensors: Mapping[str, torch.Tensor],
+        encode: Callable[[list[str]], Sequence[Encoded]],
+        variant: object = "",
     ) -> None:
-        """Hand each branch its rows of the encoded texts, by name; `tensors` have shape [texts, ...]."""
+        """Hand each branch of each request its encoded text.
+
+        `encode` is asked once for the texts that are not known yet, each once, and gives for each its tensors of
+        shape [1, ...] by name. `variant` is what the encoding depends on besides the text.
+        """
+        known: dict[str, Encoded] = {}
+        wanted = dict.fromkeys(_text(state, branch) for state in states for branch in self.branches(state))
+        for text in wanted:
+            if (entry := self._prompts.get(text, str(variant))) is not None:
+                known[text] = entry
+        fresh = [text for text in wanted if text not in known]
+        self.count("prompts.cached", len(known))
+        self.count("prompts.encoded", len(fresh))
+        for text, encoded in zip(fresh, encode(fresh) if fresh else (), strict=True):
+            self._prompts.put(text, str(variant), encoded)
+            known[text] = encoded
         for state in states:
             for branch in self.branches(state):
-                at = texts.index(_text(state, branch))
-                state.conditioning[branch] = {name: value[at : at + 1] for name, value in tensors.items()}
+                state.conditioning[branch] = known[_text(state, branch)]
+
+
+def per_text(**tensors: torch.Tensor) -> list[Encoded]:
+    """Tensors of shape [texts, ...] by name, as `condition` wants them."""
+    count = len(next(iter(tensors.values())))
+    return [{name: value[i : i + 1] for name, value in tensors.items()} for i in range(count)]
 
 
 def text_length(checkpoint: Checkpoint, tokenizer: str, usual: int, longest: int = 512) -> dict[str, Any]:

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a family's weights live. `device` and `dtype` are None for families without torch."""
+    """Where and how a family's weights live. `device` and `dtype` are None for families without torch.
+
+    `prompt_cache_bytes` of the device's memory may hold encoded prompts.
+    """
 
     pixels: Pixels
     numerics: str
     device: torch.device | None = None
     dtype: torch.dtype | None = None
+    prompt_cache_bytes: int = 0
 
 
 class Platform(Protocol):

@@ -23,4 +23,4 @@ def place(config: EngineConfig, slot: int) -> tuple[Placement, Platform]:
     device = platform.device(int(index or 0) + slot)
     dtype = platform.default_dtype() if config.dtype == "auto" else getattr(torch, config.dtype)
     numerics = f"{str(dtype).removeprefix('torch.')}/{platform.kind}/sdpa"
-    return Placement(config.pixels, numerics, device, dtype), platform
+    return Placement(config.pixels, numerics, device, dtype, config.prompt_cache_mb << 20), platform

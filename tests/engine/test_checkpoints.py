@@ -163,7 +163,7 @@ def test_an_unknown_name_lists_what_exists(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_family_has_a_tiny_model(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="no tiny model of 'huge': there are flux, sd3, noop, noop-stream"):
+    with pytest.raises(Unsupported, match="no tiny model of 'huge': there are "):
         make_tiny("huge", tmp_path)
     assert {"FluxPipeline", "StableDiffusion3Pipeline", "NoopPipeline"} <= set(families())
 

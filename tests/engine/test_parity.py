@@ -22,10 +22,10 @@ from saggar.engine import Cancelled, Engine, EngineConfig, InvalidRequest, Outpu
 from saggar.engine.request import INTERACTIVE
 
 from tests.engine.conftest import MakeEngine
+from tests.engine.families import BY_NAME, CASES, Case
 from tests.engine.support import Recorder, at_step, eventually, floats, settled
 
 ATOL = 1e-4
-FAMILIES = ("flux", "sd3")
 WAYS = [
     ("local", "request_batch"),
     ("local", "step_batch"),
@@ -35,10 +35,16 @@ WAYS = [
 Plain = Callable[[Request], np.ndarray]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
     """One family after the other."""
-    return str(request.param)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def family(case: Case) -> str:
+    """The tiny model's name."""
+    return case.name
 
 
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
@@ -60,13 +66,14 @@ def engine(models: Callable[[str], Path], family: str, way: tuple[str, str]) -> 
 
 
 @pytest.fixture(scope="module")
-def plain(models: Callable[[str], Path], family: str) -> Plain:
+def plain(models: Callable[[str], Path], case: Case) -> Plain:
     """What the plain pipeline makes of a request: one call for each output."""
-    return _plain(models(family))
+    return _plain(models(case.name), case.name)
 
 
 @cache
-def _plain(folder: Path) -> Plain:
+def _plain(folder: Path, name: str) -> Plain:
+    case = BY_NAME[name]
     index = json.loads((folder / "model_index.json").read_text())
     absent: dict[str, Any] = {name: None for name, value in index.items() if value == [None, None]}
     defaults = json.loads((folder / "saggar.json").read_text())["params"]
@@ -83,33 +90,13 @@ def _plain(folder: Path) -> Plain:
 
     def one(request: Request, index: int, params: dict[str, Any]) -> np.ndarray:
         generator = torch.Generator("cpu").manual_seed(request.seed + index)
+        negative = {"negative_prompt": request.negative_prompt} if case.negative else {}
         pictures: np.ndarray = pipeline(
-            request.prompt,
-            negative_prompt=request.negative_prompt,
-            generator=generator,
-            output_type="np",
-            **params,
+            request.prompt, generator=generator, output_type="np", **negative, **params, **case.plain
         ).images
         return pictures
 
     return run
-
-
-def unlike(family: str) -> list[Request]:
-    """Three requests that differ in all that rows may differ in."""
-    guided = {"true_cfg_scale": 3.5} if family == "flux" else {"guidance_scale": 4.5}
-    return [
-        Request("a", "a red fox that runs over the snow", seed=3, params={"num_inference_steps": 4}),
-        Request(
-            "b",
-            "blue",
-            negative_prompt="ugly, blurred",
-            seed=40,
-            num_outputs=2,
-            params={"num_inference_steps": 7, **guided},
-        ),
-        Request("c", "", seed=11, params={"num_inference_steps": 3, "guidance_scale": 1.0}),
-    ]
 
 
 def assert_equal(output: Output, expected: np.ndarray) -> None:
@@ -118,20 +105,20 @@ def assert_equal(output: Output, expected: np.ndarray) -> None:
     np.testing.assert_allclose(floats(output), expected, atol=ATOL, rtol=0)
 
 
-def test_alone(engine: Engine, plain: Plain, family: str) -> None:
-    for request in unlike(family):
+def test_alone(engine: Engine, plain: Plain, case: Case) -> None:
+    for request in case.requests():
         assert_equal(engine.submit(request).result(60), plain(request))
 
 
-def test_alone_twice_is_bit_equal(engine: Engine, family: str) -> None:
-    request = unlike(family)[1]
+def test_alone_twice_is_bit_equal(engine: Engine, case: Case) -> None:
+    request = case.requests()[1]
     first, second = (engine.submit(request).result(60) for _ in range(2))
     for one, other in zip(first.arrays, second.arrays, strict=True):
         assert (one == other).all()
 
 
-def test_in_a_batch_of_three_unlike_rows(engine: Engine, plain: Plain, family: str) -> None:
-    requests = unlike(family)
+def test_in_a_batch_of_three_unlike_rows(engine: Engine, plain: Plain, case: Case) -> None:
+    requests = case.requests()
     outputs = engine.generate(requests)
     assert {output.batch_size for output in outputs} == {4}
     for request, output in zip(requests, outputs, strict=True):
@@ -162,18 +149,21 @@ def test_more_outputs_than_rows_of_a_forward(engine: Engine, plain: Plain) -> No
     assert_equal(engine.submit(request).result(60), plain(request))
 
 
-def test_sizes_have_their_own_key_and_the_right_picture(engine: Engine, plain: Plain) -> None:
-    wide = Request("wide", "wide", seed=1, params={"height": 40, "width": 72, "num_inference_steps": 3})
+def test_sizes_have_their_own_key_and_the_right_picture(engine: Engine, plain: Plain, case: Case) -> None:
+    height, width = case.wide
+    wide = Request(
+        "wide", "wide", seed=1, params={"height": height, "width": width, "num_inference_steps": 3}
+    )
     usual = Request("usual", "usual", seed=1, params={"num_inference_steps": 3})
     assert engine.batch_key(wide) != engine.batch_key(usual)
     outputs = engine.generate([wide, usual])
-    assert outputs[0].arrays[0].shape == (40, 72, 3)
+    assert outputs[0].arrays[0].shape == (height, width, 3)
     for request, output in zip([wide, usual], outputs, strict=True):
         assert_equal(output, plain(request))
 
 
-def test_zero_and_empty_are_values(engine: Engine, plain: Plain, family: str) -> None:
-    scale = "true_cfg_scale" if family == "flux" else "guidance_scale"
+def test_zero_and_empty_are_values(engine: Engine, plain: Plain, case: Case) -> None:
+    scale = case.scale
     requests = [
         Request(
             "zero",
@@ -190,7 +180,7 @@ def test_zero_and_empty_are_values(engine: Engine, plain: Plain, family: str) ->
     for request, output in zip(requests, outputs, strict=True):
         assert_equal(output, plain(request))
     same = np.abs(floats(outputs[2]) - floats(outputs[3])).max() <= ATOL
-    assert same == (family == "sd3"), "FLUX.1 takes None for no negative prompt, SD3 for an empty one"
+    assert same == case.empty_is_none
 
 
 def test_long_prompts_are_cut_as_plain_diffusers_cuts_them(engine: Engine, plain: Plain) -> None:
@@ -198,8 +188,8 @@ def test_long_prompts_are_cut_as_plain_diffusers_cuts_them(engine: Engine, plain
     assert_equal(engine.submit(request).result(60), plain(request))
 
 
-def test_neighbours_of_an_abort_are_unchanged(engine: Engine, plain: Plain, family: str) -> None:
-    a, b, _ = unlike(family)
+def test_neighbours_of_an_abort_are_unchanged(engine: Engine, plain: Plain, case: Case) -> None:
+    a, b, _ = case.requests()
     victim = Request("victim", "gone", seed=9, params={"num_inference_steps": 50})
     engine.pause()
     lost = engine.submit(victim, on_event=at_step("victim", 2, lambda: engine.cancel("victim")))
@@ -211,10 +201,8 @@ def test_neighbours_of_an_abort_are_unchanged(engine: Engine, plain: Plain, fami
         lost.result(60)
 
 
-def test_joined_midway_and_left_early(
-    engine: Engine, plain: Plain, family: str, way: tuple[str, str]
-) -> None:
-    a, b, c = unlike(family)
+def test_joined_midway_and_left_early(engine: Engine, plain: Plain, case: Case, way: tuple[str, str]) -> None:
+    a, b, c = case.requests()
     later: list[Any] = []
     first = engine.submit(
         b, on_event=at_step("b", 2, lambda: later.extend([engine.submit(a), engine.submit(c)]))
@@ -227,8 +215,8 @@ def test_joined_midway_and_left_early(
     assert together == (way[1] == "step_batch")
 
 
-def test_preempted_and_resumed(engine: Engine, plain: Plain, family: str, way: tuple[str, str]) -> None:
-    bulk = unlike(family)[1]
+def test_preempted_and_resumed(engine: Engine, plain: Plain, case: Case, way: tuple[str, str]) -> None:
+    bulk = case.requests()[1]
     urgent = Request(
         "urgent",
         "now",
@@ -248,9 +236,11 @@ def test_preempted_and_resumed(engine: Engine, plain: Plain, family: str, way: t
         assert order == ["b", "urgent"]
 
 
-def test_a_preempted_picture_is_bit_equal_to_one_left_alone(make_engine: MakeEngine, family: str) -> None:
+def test_a_preempted_picture_is_bit_equal_to_one_left_alone(
+    make_engine: MakeEngine, family: str, case: Case
+) -> None:
     engine = make_engine(family, mode="step_batch", pixels="float32")
-    bulk = unlike(family)[0]
+    bulk = case.requests()[0]
     alone = engine.submit(bulk).result(60)
     urgent = Request("urgent", "now", priority=INTERACTIVE, params={"height": 32, "num_inference_steps": 2})
     interrupted = engine.submit(bulk, on_event=at_step("a", 2, lambda: engine.submit(urgent))).result(60)
@@ -260,14 +250,14 @@ def test_a_preempted_picture_is_bit_equal_to_one_left_alone(make_engine: MakeEng
 
 
 def test_stochastic_samplers_are_reproducible_row_by_row(
-    make_engine: MakeEngine, models: Callable[[str], Path], family: str, tmp_path: Path
+    make_engine: MakeEngine, models: Callable[[str], Path], family: str, tmp_path: Path, case: Case
 ) -> None:
     folder = tmp_path / "stochastic"
     shutil.copytree(models(family), folder)
     path = folder / "scheduler" / "scheduler_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stochastic_sampling": True}))
     engine = make_engine(model=str(folder), pixels="float32")
-    requests = unlike(family)
+    requests = case.requests()
     alone = [engine.submit(request).result(60) for request in requests]
     for request, single, output in zip(requests, alone, engine.generate(requests), strict=True):
         np.testing.assert_allclose(floats(output), floats(single), atol=ATOL, rtol=0, err_msg=request.id)
@@ -280,8 +270,10 @@ def test_sd3_without_its_t5(make_engine: MakeEngine, models: Callable[[str], Pat
     absent = {"text_encoder_3": [None, None], "tokenizer_3": [None, None]}
     path.write_text(json.dumps(json.loads(path.read_text()) | absent))
     engine = make_engine(model=str(folder), pixels="float32")
-    for request, output in zip(unlike("sd3"), engine.generate(unlike("sd3")), strict=True):
-        assert_equal(output, _plain(folder)(request))
+    for request, output in zip(
+        BY_NAME["sd3"].requests(), engine.generate(BY_NAME["sd3"].requests()), strict=True
+    ):
+        assert_equal(output, _plain(folder, "sd3")(request))
 
 
 def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: MakeEngine, family: str) -> None:
@@ -308,20 +300,19 @@ def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: Make
 
 
 def test_pixels_are_bytes_by_default(
-    make_engine: MakeEngine, models: Callable[[str], Path], family: str
+    make_engine: MakeEngine, models: Callable[[str], Path], family: str, case: Case
 ) -> None:
-    request = unlike(family)[0]
+    request = case.requests()[0]
     output = make_engine(family).submit(request).result(60)
     assert output.arrays[0].dtype == np.uint8
-    expected = _plain(models(family))(request)
+    expected = _plain(models(family), family)(request)
     assert np.abs(floats(output) / 255 - expected).max() <= 0.5 / 255 + ATOL
     assert output.numerics == "float32/cpu/sdpa"
 
 
-@pytest.mark.parametrize("class_name", ["FluxPipeline", "StableDiffusion3Pipeline"])
-def test_every_default_equals_the_pipelines_own(class_name: str) -> None:
-    family = families()[class_name]
-    call = inspect.signature(getattr(diffusers, class_name).__call__).parameters
+def test_every_default_equals_the_pipelines_own(case: Case) -> None:
+    family = families()[case.class_name]
+    call = inspect.signature(getattr(diffusers, case.class_name).__call__).parameters
     compared = 0
     for field in fields(family.Params):
         assert field.name in call, f"{field.name} is not an argument of the pipeline"

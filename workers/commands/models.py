@@ -62,13 +62,13 @@ def inspect(model: str) -> None:
 
 
 @models.command("make-tiny")
-@click.argument("family")
+@click.argument("model")
 @click.argument("folder", type=click.Path(path_type=Path))
-def make_tiny_command(family: str, folder: Path) -> None:
-    """Write a tiny checkpoint with random weights of FAMILY (flux, sd3, noop) to FOLDER: for tests and demos."""
+def make_tiny_command(model: str, folder: Path) -> None:
+    """Write a tiny checkpoint with random weights of MODEL (flux, sd3, noop ...) to FOLDER: for tests and demos."""
     from saggar.engine.models.tiny import make_tiny
 
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder")
-    make_tiny(family, folder)
+    make_tiny(model, folder)
     click.echo(f"wrote {folder}")

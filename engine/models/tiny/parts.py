@@ -1,0 +1,139 @@
+"""The small parts that tiny checkpoints share, their random weights, and how a folder is written.
+
+Tokenizers know single characters and are saved once: every process that loads the folder gets the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SIZE = 64
+"""Default height and width of a tiny model, in pixels."""
+TEXT = 64
+"""Default length of its text, in tokens."""
+_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-"
+
+
+def vae() -> Any:
+    """A KL autoencoder, 4 pixels a latent pixel, without quantisation layers."""
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 8, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=1.5,
+        shift_factor=0.06,
+    )
+
+
+def clip(projection: bool) -> Any:
+    """CLIP's text half, with or without its projection."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=len(_clip_vocabulary()),
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        projection_dim=32,
+        max_position_embeddings=77,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    return CLIPTextModelWithProjection(config) if projection else CLIPTextModel(config)
+
+
+def t5(width: int = 32) -> Any:
+    """T5's encoder."""
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        vocab_size=len(_t5_vocabulary()),
+        d_model=width,
+        d_kv=8,
+        d_ff=37,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+    )
+    return T5EncoderModel(config)
+
+
+def _clip_vocabulary() -> dict[str, int]:
+    tokens = ["<|startoftext|>", "<|endoftext|>", *_CHARACTERS, *(f"{char}</w>" for char in _CHARACTERS)]
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def clip_tokenizer() -> Any:
+    """Of 77 tokens."""
+    from transformers import CLIPTokenizer
+
+    return CLIPTokenizer(vocab=_clip_vocabulary(), merges=[], model_max_length=77)
+
+
+def _t5_vocabulary() -> list[tuple[str, float]]:
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    return special + [(char, -3.0 - 0.01 * index) for index, char in enumerate(_CHARACTERS)]
+
+
+def t5_tokenizer() -> Any:
+    """Of 512 tokens."""
+    from transformers import T5Tokenizer
+
+    return T5Tokenizer(vocab=_t5_vocabulary(), extra_ids=0, model_max_length=512)
+
+
+def save(
+    pipeline: Any,
+    parts: dict[str, Any],
+    folder: Path,
+    seed: int,
+    text: str | None = "max_sequence_length",
+    **config: Any,
+) -> None:
+    """Random weights for all parts, then the folder. Untouched, the output layers are near zero: one picture
+    for all. `text` is the parameter that TEXT becomes the default of; `config` goes to the pipeline.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for part in parts.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval()
+            for name, value in part.named_parameters():
+                _randomise(name, value, generator)
+    pipeline(**parts, **config).save_pretrained(str(folder), safe_serialization=True)
+    params = {name: {"default": SIZE} for name in ("height", "width")} | (
+        {text: {"default": TEXT}} if text else {}
+    )
+    write_json(folder / "saggar.json", {"params": params})
+
+
+def _randomise(name: str, value: torch.Tensor, generator: torch.Generator) -> None:
+    """Weights of unit gain; norms stay near one, or signals die out over the layers."""
+    import torch
+
+    with torch.no_grad():
+        value.normal_(generator=generator)
+        if value.ndim < 2:
+            value.mul_(0.1).add_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        else:
+            value.div_(max(1.0, value[0].numel() ** 0.5))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """As UTF-8, indented."""
+    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
