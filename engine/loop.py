@@ -15,6 +15,7 @@ from saggar.engine.config import Patience
 from saggar.engine.errors import EngineClosed, EngineError, LoadError, WorkerDied
 from saggar.engine.executor.base import Executor
 from saggar.engine.hub import Hub
+from saggar.engine.worker.agreement import differences
 from saggar.engine.worker.plan import Call, Plan, Ready, RowReport
 
 LIVENESS_S = 1.0
@@ -174,9 +175,9 @@ class Loop:
         self._hub.expire()
 
     def _check_same(self, ready: Ready) -> None:
-        for name in ("revision", "numerics"):
-            if getattr(ready, name) != getattr(self._ready, name):
-                raise LoadError(f"the {name} is another one than before: {getattr(ready, name)}")
+        changed = differences(self._ready.agreed, ready.agreed)
+        if changed:
+            raise LoadError(f"the ranks are others than before, in their {', '.join(changed)}")
 
     def _end(self, error: EngineError) -> None:
         """This replica does nothing more."""

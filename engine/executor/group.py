@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import LoadError, WorkerDied
+from saggar.engine.errors import WorkerDied
 from saggar.engine.executor.rank import Rank
 from saggar.engine.executor.watch import Watch
 from saggar.engine.worker.plan import Failed, Ready, RowReport, Start, Stepped
@@ -53,16 +53,10 @@ class Group:
                     end.close()
 
     def wait_ready(self, idle: Callable[[], None]) -> Ready:
-        """Wait until all have loaded and warmed up; they must agree. Raises what stopped one of them."""
-        answers = self.gather(Ready, idle)
-        for answer in answers[1:]:
-            differing = [
-                name for name, value in answers[0].agreed.items() if answer.agreed.get(name) != value
-            ]
-            if differing:
-                raise LoadError(f"rank {answer.rank} differs from rank 0 in its {', '.join(differing)}")
+        """Wait until all have loaded, found that they agree, and warmed up. Raises what stopped one of them."""
+        ready = self.gather(Ready, idle)[0]
         self._watch.serving()
-        return answers[0]
+        return ready
 
     def send(self, message: object, only: int | None = None) -> None:
         """To every rank, or to one. WorkerDied."""

@@ -8,6 +8,7 @@ import time
 from saggar.engine.config import EngineConfig
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.platform.base import Placement
+from saggar.engine.worker.agreement import agreement
 from saggar.engine.worker.extension import Extension, make_extension
 from saggar.engine.worker.plan import Ready
 from saggar.engine.worker.pulse import Activity
@@ -18,8 +19,8 @@ from saggar.engine.worker.team import Team
 def load(
     config: EngineConfig, team: Team | None = None, activity: Activity | None = None
 ) -> tuple[Runner, Ready]:
-    """Load the model of `config` in this process. Raises LoadError, Unsupported, or what the
-    warm-up raises.
+    """Load the model of `config` in this process. Raises LoadError (also where ranks differ), Unsupported, or what
+    the warm-up raises.
     """
     team = team or Team(0)
     family = open_family(config.model)
@@ -27,12 +28,13 @@ def load(
     make = _with_torch if family.uses_torch else _plain
     runner, numerics = make(config, family, extension, team.slot)
     runner.activity = activity or runner.activity
+    agreed = agreement(config, family, numerics)
+    team.compare(agreed)
     end = time.monotonic() + config.warmup_limit_s
     for kind in config.warmup:
         late = time.monotonic() >= end
         if not team.agree((), ("late",) if late else ()):
             runner.warm_up(kind)
-    agreed = {"weights": family.checkpoint.revision, "numerics": numerics, **family.probe()}
     return runner, Ready(team.rank, os.getpid(), numerics, family.checkpoint.revision, agreed)
 
 

@@ -78,7 +78,7 @@ class Start:
 class Ready:
     """A rank has loaded and warmed up. `numerics` names what its results depend on.
 
-    `agreed` is what the ranks of a group must have in common, by name.
+    `agreed` is what the ranks of a group have in common, by name; so must they after a restart.
     """
 
     rank: int

@@ -6,9 +6,10 @@ own hands: ranks that do not see the same have parted, and nothing they compute 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from saggar.engine.errors import WorkerDied
+from saggar.engine.errors import LoadError, WorkerDied
+from saggar.engine.worker.agreement import differences
 from saggar.engine.worker.channel import Channel
 
 
@@ -26,6 +27,18 @@ class Team:
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    def compare(self, mine: Mapping[str, str]) -> None:
+        """Before anything is computed together. LoadError, in rank 0: another rank differs. ChannelClosed."""
+        if not self.leads:
+            self._links[0].send(dict(mine))
+            return
+        for number, link in enumerate(self._links, start=1):
+            theirs = link.receive()
+            assert isinstance(theirs, dict), theirs
+            found = differences(mine, theirs)
+            if found:
+                raise LoadError(f"rank {number} differs from rank 0 in its {', '.join(found)}")
 
     def agree(self, failed: Collection[str], cancelled: Collection[str]) -> Collection[str]:
         """The requests that all ranks end at this border. WorkerDied: the ranks have parted. ChannelClosed."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from saggar.engine.config import EngineConfig
 from saggar.engine.models.base import Family
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.worker.extension import Extension
+from saggar.engine.worker.plan import Start
 
 FAULTS = "tests.engine.faults.Faults"
 FOLDER = "SAGGAR_TEST_FAULTS"
@@ -55,6 +59,56 @@ class Faults(Extension):
         meant = words[:1] == ["fault"] and words[1] == verb and int(words[3]) == self.rank
         if meant and _claim(prompt, int(words[4])):
             _do(words[2])
+
+
+def _other_weights(family: Family[Any, Any, Any]) -> None:
+    family.checkpoint.__dict__["revision"] = "another"
+
+
+def _other_tokens(family: Family[Any, Any, Any]) -> None:
+    vars(importlib.import_module("saggar.engine.models.common"))["_PROBE"] = "another"
+
+
+def _other_noise(family: Family[Any, Any, Any]) -> None:
+    vars(importlib.import_module("saggar.engine.models.common"))["_PROBE_SEED"] = 7
+
+
+def _other_numerics(family: Family[Any, Any, Any]) -> None:
+    cpu = importlib.import_module("saggar.engine.platform.cpu").Cpu
+    cpu.default_dtype = lambda self: importlib.import_module("torch").bfloat16
+
+
+def _other_versions(family: Family[Any, Any, Any]) -> None:
+    agreement = importlib.import_module("saggar.engine.worker.agreement")
+    vars(agreement)["version"] = lambda name: "0.0.7"
+
+
+def _as_it_is(family: Family[Any, Any, Any]) -> None:
+    """For what the rank is told: see `told_otherwise`."""
+
+
+DIFFERENCES = {
+    "weights": _other_weights,
+    "tokens": _other_tokens,
+    "noise": _other_noise,
+    "numerics": _other_numerics,
+    "versions": _other_versions,
+    "plan": _as_it_is,
+}
+
+
+class Differs(Extension):
+    """The last rank has something else than the others: what, stands in the file `differs` of the folder."""
+
+    def __init__(self, family: Family[Any, Any, Any], rank: int) -> None:
+        super().__init__(family, rank)
+        if rank == 1:
+            DIFFERENCES[(Path(os.environ[FOLDER]) / "differs").read_text()](family)
+
+
+def told_otherwise(config: EngineConfig, rank: int, *more: Any) -> Start:
+    """Stands in for Start: rank 1 is told of other batches."""
+    return Start(replace(config, max_batch=3) if rank == 1 else config, rank, *more)
 
 
 def _prompts(args: Sequence[Any]) -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +14,14 @@ import numpy as np
 import pytest
 from saggar.engine import Cancelled, Engine, LoadError, Unsupported
 from saggar.engine.config import EngineConfig, Patience
-from saggar.engine.models.base import Family
-from saggar.engine.worker.extension import Extension
 
 from tests.engine.conftest import MakeEngine
-from tests.engine.faults import FAULTS, FOLDER, order
+from tests.engine.faults import DIFFERENCES, FAULTS, FOLDER, order, told_otherwise
 from tests.engine.support import alive, at_step, check_noop, eventually, noop
 
 pytestmark = pytest.mark.procs
 
+Models = Callable[[str], Path]
 QUICK = Patience(pulse_s=0.1, silence_s=1.5, backoff_s=0.05)
 
 
@@ -29,9 +30,9 @@ def start(make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Engines of several ranks that fail on order."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
 
-    def make(ranks: int, **settings: Any) -> Engine:
+    def make(ranks: int, family: str = "noop", **settings: Any) -> Engine:
         own = {"executor": "multiproc", "worker_extension": FAULTS, "patience": QUICK}
-        return make_engine(ranks=ranks, **own | settings)
+        return make_engine(family, ranks=ranks, **own | settings)
 
     return make
 
@@ -107,28 +108,25 @@ def test_a_rank_that_fails_takes_its_group_along_and_no_request(
     assert set(os.listdir("/dev/shm")) == before
 
 
-class Odd(Extension):
-    """Rank 1 has other weights."""
-
-    def __init__(self, family: Family[Any, Any, Any], rank: int) -> None:
-        super().__init__(family, rank)
-        if rank == 1:
-            family.checkpoint.__dict__["revision"] = "another"
-
-
-class Strange(Extension):
-    """Rank 1 draws other noise."""
-
-    def __init__(self, family: Family[Any, Any, Any], rank: int) -> None:
-        super().__init__(family, rank)
-        if rank == 1:
-            family.probe = lambda: {"noise": "another"}  # type: ignore[method-assign]
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_a_rank_that_differs_stops_the_start(
+    start: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (tmp_path / "differs").write_text(what)
+    if what == "plan":
+        monkeypatch.setattr("saggar.engine.executor.group.Start", told_otherwise)
+    family = "noop" if what in ("weights", "plan", "versions") else "sd3"
+    with pytest.raises(LoadError, match=rf"rank 1 differs from rank 0 in its {what} \(.*, not .*\)$"):
+        start(2, family, worker_extension="tests.engine.faults.Differs")
 
 
-@pytest.mark.parametrize(("kind", "what"), [(Odd, "weights"), (Strange, "noise")])
-def test_a_rank_that_differs_stops_the_start(start: Callable[..., Engine], kind: type, what: str) -> None:
-    with pytest.raises(LoadError, match=f"rank 1 differs from rank 0 in its {what}"):
-        start(2, worker_extension=f"{kind.__module__}.{kind.__name__}")
+def test_a_restart_finds_what_was_there_before(start: Callable[..., Engine], models: Models) -> None:
+    model = models("noop")
+    engine = start(2, model=str(shutil.copytree(model, model.with_name("changing"))))
+    (model.with_name("changing") / "new.json").write_text("{}")
+    os.kill(engine.health().pids[1], signal.SIGKILL)
+    eventually(lambda: engine.health().over)
+    assert "the ranks are others than before, in their weights" in engine.health().reason
 
 
 def test_one_process_has_one_rank() -> None:
