@@ -106,7 +106,7 @@ class ModelWorker:
                 appetite.close()  # at once: interactive jobs are fetched without asking the engine for a seat
                 self._on_engine_lost()
 
-        service = Service(ledger, attempts, engine, publisher, card, settings.owner, engine_lost)
+        service = Service(ledger, attempts, engine, publisher, card, lanes.owner, engine_lost)
         register_generate(app, service, appetite, lanes)
         register_revoke(ledger)
 

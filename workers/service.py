@@ -275,7 +275,8 @@ class Service:
         self._on_engine_lost()
         if attempt.phase == "waiting":
             self._insist(lambda: self._ledger.requeue(attempt.job_id, attempt.number, "engine died"), attempt)
-        # A job that was executing stays "running": the next start sees that and counts a suspicion.
+        else:  # it stays "running", and the next start counts a suspicion
+            self._insist(lambda: self._ledger.disown(attempt.job_id, attempt.number), attempt)
         return GivenBack(attempt.job_id)
 
     def _insist(self, call: Callable[[], T], attempt: Attempt | None) -> T:

@@ -84,6 +84,9 @@ class Ops:
             lambda reply: reply != "fenced",
         )
 
+    def disown(self, job_id: str, attempt: int) -> Op[bool]:
+        return Op("disown", [check_id(job_id), attempt], lambda reply: reply != "fenced")
+
     def retry(
         self, job: Job, attempt: int, message: LaneMessage, put: int, data: Data, delay_s: float = 0.0
     ) -> Op[bool]:

@@ -124,6 +124,21 @@ def test_only_an_attempt_that_was_executing_raises_suspicion(ledger: Ledger) -> 
     assert (started.attempt, started.suspicions) == (3, 1)
 
 
+def test_a_worker_that_takes_a_job_up_again_itself_has_not_died_of_it(ledger: Ledger) -> None:
+    submit(ledger, make_job(id="j"))
+    first = begin(ledger, "j")
+    ledger.progress("j", first, 1, 4)
+    again = ledger.start("j", "w1")
+    assert isinstance(again, Started)
+    assert (again.attempt, again.suspicions, again.crashed) == (2, 0, False)
+    ledger.progress("j", 2, 1, 4)
+    assert not ledger.disown("j", first), "fenced"
+    assert ledger.disown("j", 2)
+    third = ledger.start("j", "w1")
+    assert isinstance(third, Started)
+    assert (third.attempt, third.suspicions, third.crashed) == (3, 1, True)
+
+
 def test_a_fenced_attempt_changes_nothing(ledger: Ledger, fake: redis.Redis) -> None:
     submit(ledger, make_job(id="j"))
     old = begin(ledger, "j")

@@ -27,12 +27,14 @@ from tests.jobs.samples import SETTINGS, event_kinds, lane_messages, make_job, m
 
 IDS = st.sampled_from(["a", "b", "c"])
 ATTEMPTS = st.integers(0, 4)
+WORKERS = st.sampled_from(["w1", "w2"])
 ERROR = JobError(kind="permanent", message="no")
 LANE = "saggar:gen.saggar--emoji"
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """The model: for each id its state, attempt, whether it shall stop, how often it ended and was revived."""
+    """The model: for each id its state, attempt, whether it shall stop, how often it ended and was revived; whose
+    attempt runs, whether that one executes, and how many died while they did."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +46,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tombs: set[str] = set()
         self.ends: dict[str, int] = {}
         self.highest: dict[str, int] = {}
+        self.holder: dict[str, str] = {}
+        self.executing: set[str] = set()
+        self.suspicions: dict[str, int] = {}
 
     def current(self, job_id: str, attempt: int) -> bool:
         return self.state.get(job_id) == "running" and self.attempt[job_id] == attempt
@@ -71,12 +76,12 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ended(job_id, "cancelled")
         assert done.state == self.state[job_id]
 
-    @rule(job_id=IDS, twice=st.booleans(), old_message=st.booleans())
-    def start(self, job_id: str, twice: bool, old_message: bool) -> None:
+    @rule(job_id=IDS, worker=WORKERS, twice=st.booleans(), old_message=st.booleans())
+    def start(self, job_id: str, worker: str, twice: bool, old_message: bool) -> None:
         record = self.ledger.get(job_id)
         put = record.put - old_message if record else 1
         token = f"delivery-{self.attempt.get(job_id, 0)}-{len(self.ends)}-{self.ends.get(job_id, 0)}"
-        answer = self.ledger.start(job_id, "w", token, put)
+        answer = self.ledger.start(job_id, worker, token, put)
         if job_id not in self.state:
             assert answer == NotStarted("unknown")
         elif self.state[job_id] in TERMINAL:
@@ -87,9 +92,18 @@ class LedgerMachine(RuleBasedStateMachine):
             assert isinstance(answer, Started)
             assert answer.stopping == (job_id in self.stop)
             assert answer.attempt == self.attempt[job_id] + 1
+            crashed = (
+                self.state[job_id] == "running"
+                and job_id in self.executing
+                and self.holder.get(job_id) != worker
+            )
+            self.suspicions[job_id] = self.suspicions.get(job_id, 0) + crashed
+            assert (answer.crashed, answer.suspicions) == (crashed, self.suspicions[job_id])
+            self.holder[job_id] = worker
+            self.executing.discard(job_id)
             self.state[job_id], self.attempt[job_id] = "running", answer.attempt
             if twice:
-                again = self.ledger.start(job_id, "w", token, put)
+                again = self.ledger.start(job_id, worker, token, put)
                 assert isinstance(again, Started)
                 assert again.attempt == answer.attempt
 
@@ -98,6 +112,8 @@ class LedgerMachine(RuleBasedStateMachine):
         answer = self.ledger.progress(job_id, attempt, 1, 4)
         expected = ("cancel" if job_id in self.stop else "go") if self.current(job_id, attempt) else "fenced"
         assert answer == expected
+        if expected != "fenced":
+            self.executing.add(job_id)
         assert self.ledger.check([(job_id, attempt)]) == {job_id: expected}
 
     @rule(job_id=IDS, attempt=ATTEMPTS, twice=st.booleans())
@@ -140,6 +156,13 @@ class LedgerMachine(RuleBasedStateMachine):
         elif mine:
             self.state[job_id] = "queued"
 
+    @rule(job_id=IDS, attempt=ATTEMPTS)
+    def disown(self, job_id: str, attempt: int) -> None:
+        """The attempt died, its worker lives."""
+        assert self.ledger.disown(job_id, attempt) == self.current(job_id, attempt)
+        if self.current(job_id, attempt):
+            self.holder.pop(job_id, None)
+
     @rule(job_id=IDS)
     def cancel(self, job_id: str) -> None:
         answer = self.ledger.cancel(job_id)
@@ -166,6 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.runner.run(op)
             assert self.ledger.runner.run(op)  # sent twice
             self.state[job_id] = "queued"
+            self.suspicions.pop(job_id, None)
         else:
             with pytest.raises(NotRetryable):
                 self.ledger.runner.run(op)
@@ -183,6 +207,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert record is not None
             assert record.state == state
             assert record.attempt == self.attempt[job_id]
+            assert record.suspicions == self.suspicions.get(job_id, 0)
             assert record.attempt >= self.highest.get(job_id, 0), "attempts only grow"
             self.highest[job_id] = record.attempt
             assert record.cancel_requested == (job_id in self.stop)

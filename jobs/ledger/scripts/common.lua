@@ -29,7 +29,7 @@ local function result_key(id) return P .. 'result:' .. id end
 local function index(state) return P .. 'state:' .. state end
 
 local FIELDS = {'state', 'attempt', 'put', 'token', 'stop', 'deadline', 'run', 'quiet', 'idem', 'lane', 'at', 'step',
-                'uploading'}
+                'uploading', 'owner'}
 
 -- The fields that transitions look at, or nil for an unknown job.
 local function read(id)

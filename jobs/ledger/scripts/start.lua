@@ -10,12 +10,13 @@ if not job then return {'unknown'} end
 if TERMINAL[job.state] then return {'ended', job.state} end
 if put ~= job.put then return {'stale'} end
 local again = job.state == 'running' and job.token == token -- the call was sent twice
-local crashed = not again and job.state == 'running' and job.step and not job.uploading
+-- Only an attempt that was executing when its worker vanished makes the job a suspect. A worker that takes it up again
+-- itself has lost its lease, not its life.
+local crashed = not again and job.state == 'running' and job.step and not job.uploading and job.owner ~= owner
 if not again then
   if not job.stop and job.deadline and tonumber(job.deadline) <= lane.now() then job.stop = 'deadline' end
   if job.stop and job.state == 'running' then call('HSET', key, 'stop', job.stop) end
   if job.stop and job.state == 'queued' then return {'ended', stop(id, job)} end
-  -- Only an attempt that was executing when its worker vanished makes the job a suspect.
   if crashed then call('HINCRBY', key, 'suspicions', 1) end
   job.attempt = call('HINCRBY', key, 'attempt', 1)
   call('HSET', key, 'state', 'running', 'owner', owner, 'token', token, 'started', lane.num(lane.now()))
