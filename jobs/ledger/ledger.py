@@ -142,7 +142,7 @@ class Ledger:
         return self._run(self.ops.requeue(job_id, attempt, reason))
 
     def disown(self, job_id: str, attempt: int) -> bool:
-        """The attempt died though its worker lives: the next start counts a suspicion, whoever makes it. False: fenced."""
+        """The attempt died, its worker lives: the next start counts a suspicion, whoever makes it. False: fenced."""
         return self._run(self.ops.disown(job_id, attempt))
 
     def retry(
