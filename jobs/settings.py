@@ -67,6 +67,7 @@ class JobSettings(BaseModel):
     result_ttl_s: int = Field(default=DAY_S, ge=1)  # how long Celery's AsyncResult answers
     tombstone_ttl_s: int = Field(default=DAY_S, ge=1)  # how long a cancel waits for its job
     max_backlog: int = Field(default=1_000_000, ge=0)  # messages in one lane; 0 is no limit
+    low_water: float = Field(default=0.9, gt=0, le=1)  # share of max_backlog at which a full lane opens again
     retry_after_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     job_events_max: int = Field(default=1_000, ge=10)
     run_events_max: int = Field(default=100_000, ge=10)

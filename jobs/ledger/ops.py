@@ -54,7 +54,8 @@ class Ops:
         quiet = "1" if job.run and job.priority == "bulk" else ""
         args: list[Argument] = [job.id, job.to_json(), digest, self._base(message.lane), message.lane]
         args += [settings.max_backlog, micros(job.deadline) or "", job.run or "", job.tenant or ""]
-        args += [idem, quiet, extras, *message.args(), *job.tags]
+        args += [idem, quiet, extras, int(settings.max_backlog * settings.low_water)]
+        args += [*message.args(), *job.tags]
         read = partial(parse.submitted, lane=message.lane, retry_after_s=settings.retry_after_s)
         return Op("submit", args, read, RedisFull(message.lane, settings.retry_after_s))
 

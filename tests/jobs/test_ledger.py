@@ -283,6 +283,30 @@ def test_high_water(fake: redis.Redis) -> None:
     assert lane_messages(fake) == {"a", "b"}
 
 
+def test_a_full_lane_opens_again_at_its_low_water(fake: redis.Redis) -> None:
+    ledger = Ledger(fake, JobSettings.make(max_backlog=4, low_water=0.5))
+    for number in range(4):
+        submit(ledger, make_job(id=f"j{number}"))
+    for waiting in (4, 3):
+        with pytest.raises(QueueFull) as caught:
+            submit(ledger, make_job(id="late"))
+        assert caught.value.backlog == waiting
+        ledger.cancel(f"j{waiting - 1}")
+        fake.hdel("saggar:gen.saggar--emoji:m", f"j{waiting - 1}")
+    assert submit(ledger, make_job(id="late")).created
+    assert submit(ledger, make_job(id="later")).created, "open up to the brim"
+
+
+def test_interactive_jobs_have_room_beyond_the_brim(fake: redis.Redis) -> None:
+    ledger = Ledger(fake, JobSettings.make(max_backlog=2))
+    for name in ("a", "b"):
+        submit(ledger, make_job(id=name))
+    assert submit(ledger, make_job(id="now", priority="interactive")).created
+    for priority in ("interactive", "normal"):
+        with pytest.raises(QueueFull):
+            submit(ledger, make_job(id="late", priority=priority))
+
+
 def test_a_deadline_that_is_over_is_refused(ledger: Ledger, fake: redis.Redis) -> None:
     with pytest.raises(InvalidJob, match="deadline: is over already"):
         submit(ledger, make_job(id="j", deadline="2020-01-01T00:00:00Z"))

@@ -3,8 +3,19 @@
 local id, spec, digest, base = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lane_name, most, deadline, run, tenant = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9]
 local idem, quiet, extras = ARGV[10], ARGV[11], ARGV[12]
-local tag, uuid, class, key, rows, eta, body = unpack(ARGV, 13, 19) -- the message; tags follow
+local low = tonumber(ARGV[13])
+local tag, uuid, class, key, rows, eta, body = unpack(ARGV, 14, 20) -- the message; tags follow
 local job_at = job_key(id)
+
+-- A lane that was full stays closed until it has fallen to its low water, or producers at the brim would get in one
+-- by one, each after many refusals. Interactive jobs have a tenth of the room beyond: a bulk run does not shut them out.
+local function full()
+  local backlog, closed = call('HLEN', base .. ':m'), base .. ':s'
+  if tonumber(class) == 0 then return backlog >= most + math.ceil(most / 10) end
+  if backlog >= most then call('HSET', closed, 'full', '1') end
+  if backlog <= low then call('HDEL', closed, 'full') end
+  return backlog >= most or call('HEXISTS', closed, 'full') == 1
+end
 
 if idem ~= '' then
   local owner = call('GET', P .. 'idem:' .. idem)
@@ -25,10 +36,7 @@ end
 local now = lane.now()
 if deadline ~= '' and tonumber(deadline) <= now then return {'late', id, ''} end
 local doomed = call('EXISTS', P .. 'tomb:' .. id) == 1
-if most > 0 and not doomed then
-  local backlog = call('HLEN', base .. ':m')
-  if backlog >= most then return {'full', id, backlog} end
-end
+if most > 0 and not doomed and full() then return {'full', id, call('HLEN', base .. ':m')} end
 
 local at = lane.num(now)
 local job = {state = 'queued', attempt = 0, at = at}
@@ -49,7 +57,7 @@ call('HSET', job_at, unpack(fields))
 call('ZADD', index('queued'), at, id)
 if run ~= '' then call('ZADD', P .. 'run:' .. run, at, id) end
 if tenant ~= '' then call('ZADD', P .. 'tenant:' .. tenant, at, id) end
-for i = 20, #ARGV do call('ZADD', P .. 'tag:' .. ARGV[i], at, id) end
+for i = 21, #ARGV do call('ZADD', P .. 'tag:' .. ARGV[i], at, id) end
 if idem ~= '' then call('SET', P .. 'idem:' .. idem, id) end
 if deadline ~= '' then call('ZADD', P .. 'deadlines', deadline, id) end
 emit(id, job, 'submitted', '')
