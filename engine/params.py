@@ -1,8 +1,8 @@
 """A family's parameters as a flat JSON Schema: derived from its data class, narrowed by the checkpoint,
 checked here.
 
-Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const, items,
-default, description, and anyOf (for "or null"). Any other is refused when the schema is made, never a rule
+Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const, items, minItems,
+maxItems, default, description, and anyOf (for "or null"). Any other is refused when the schema is made, never a rule
 that is silently not applied. Parameters are scalars or lists of scalars.
 """
 
@@ -29,9 +29,20 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _NOTES = {"title", "description", "default"}
 _RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-_RULES: dict[str, set[str]] = {"integer": _RANGE, "number": _RANGE, "array": {"items"}}
+_RULES: dict[str, set[str]] = {
+    "integer": _RANGE,
+    "number": _RANGE,
+    "array": {"items", "minItems", "maxItems"},
+}
 _SCALAR: dict[str, JsonValue] = {
     "anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]
+}
+_SAID = {
+    "exclusiveMinimum": "above {}",
+    "exclusiveMaximum": "below {}",
+    "multipleOf": "multiple of {}",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
 }
 
 
@@ -95,13 +106,7 @@ def describe(words: Mapping[str, JsonValue]) -> str:
         said.append(f"at least {low}")
     elif high is not None:
         said.append(f"at most {high}")
-    for word, text in (
-        ("exclusiveMinimum", "above"),
-        ("exclusiveMaximum", "below"),
-        ("multipleOf", "multiple of"),
-    ):
-        if word in words:
-            said.append(f"{text} {words[word]}")
+    said += [text.format(words[word]) for word, text in _SAID.items() if word in words]
     return ", ".join(said)
 
 
@@ -154,6 +159,8 @@ def _problem(value: ParamValue, words: Mapping[str, JsonValue]) -> str | None:
 
 
 def _items_problem(values: Sequence[int | float | str], words: Mapping[str, JsonValue]) -> str | None:
+    if not cast(int, words.get("minItems", 0)) <= len(values) <= cast(float, words.get("maxItems", math.inf)):
+        return f"has {len(values)} items"
     rule = cast("dict[str, JsonValue]", words.get("items", _SCALAR))
     return next((problem for value in values if (problem := _refusal(value, rule))), None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,14 @@ class Checkpoint:
             name: None if value[0] is None else (str(value[0]), str(value[1]))
             for name, value in self.index.items()
             if isinstance(value, list) and len(value) == 2
+        }
+
+    def pipeline_settings(self, known: Container[str]) -> dict[str, JsonValue]:
+        """What model_index.json says to the pipeline itself, as far as it is known."""
+        return {
+            name: value
+            for name, value in self.index.items()
+            if name in known and name not in self.components and not name.startswith("_")
         }
 
     def config(self, component: str) -> dict[str, JsonValue]:

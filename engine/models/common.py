@@ -7,12 +7,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from diffusers.utils.torch_utils import randn_tensor
 from saggar.engine.config import Pixels
 from saggar.engine.errors import EngineError, LoadError
 from saggar.engine.models.checkpoint import Checkpoint
@@ -36,7 +37,8 @@ def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement)
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
     parts = {name: _load_part(checkpoint, name, placement) for name in checkpoint.components}
     try:
-        return getattr(importlib.import_module("diffusers"), class_name)(**parts)
+        kind = getattr(importlib.import_module("diffusers"), class_name)
+        return kind(**parts, **checkpoint.pipeline_settings(inspect.signature(kind).parameters))
     except (TypeError, ValueError) as error:
         raise LoadError(f"{checkpoint.folder}: its parts do not make a {class_name}: {error}") from error
 
@@ -88,15 +90,19 @@ def set_timesteps(
         sampler.set_timesteps(steps, device="cpu", **shift)
     else:
         sampler.set_timesteps(sigmas=sigmas, device="cpu", **shift)
-    sampler.set_begin_index(0)
+    if hasattr(sampler, "set_begin_index"):
+        sampler.set_begin_index(0)
     state.sampler, state.timesteps = sampler, sampler.timesteps
 
 
-def step(state: RequestState[torch.Tensor, Any, Any], noise: torch.Tensor) -> None:
-    """One step of the request's sampler over all of its outputs; noise it adds is drawn row by row."""
+def step(state: RequestState[torch.Tensor, Any, Any], noise: torch.Tensor, **options: Any) -> None:
+    """One step of the request's sampler over all of its outputs; noise it adds is drawn row by row. Samplers
+    that do not know an option go without it.
+    """
     sampler: Any = state.sampler
-    takes_generator = "generator" in inspect.signature(sampler.step).parameters
-    extra = {"generator": state.generators} if takes_generator else {}
+    known = inspect.signature(sampler.step).parameters
+    options["generator"] = state.generators
+    extra = {name: value for name, value in options.items() if name in known}
     timestep = state.timesteps[state.step_index]
     state.latents = sampler.step(noise, timestep, state.latents, return_dict=False, **extra)[0]
 
@@ -126,9 +132,34 @@ def pack(rows: Rows, branch: str, name: str) -> torch.Tensor:
     return torch.cat([row.cond(branch, name) for row in rows])
 
 
+def first_noise(state: RequestState[torch.Tensor, Any, Any], *shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Latents [outputs, *shape] from the outputs' generators, as strong as the request's sampler begins:
+    with some that depends on the number of steps.
+    """
+    state.generators = generators(state.request)
+    noise = randn_tensor(
+        (state.request.num_outputs, *shape), generator=state.generators, device=like.device, dtype=like.dtype
+    )
+    sampler: Any = state.sampler
+    strong: torch.Tensor = noise * sampler.init_noise_sigma
+    return strong
+
+
 def pack_latents(rows: Rows) -> torch.Tensor:
     """The rows' latents, [rows, ...]; whole requests are not cut up first."""
-    pieces: list[torch.Tensor] = []
+    return join([latents for _, latents in _pieces(rows)])
+
+
+def pack_scaled_latents(rows: Rows) -> torch.Tensor:
+    """The same as each request's sampler scales them for its present step."""
+    scaled: list[torch.Tensor] = []
+    for state, latents in _pieces(rows):
+        sampler: Any = state.sampler
+        scaled.append(sampler.scale_model_input(latents, state.timesteps[state.step_index]))
+    return join(scaled)
+
+
+def _pieces(rows: Rows) -> Iterator[tuple[RequestState[torch.Tensor, Any, Any], torch.Tensor]]:
     index = 0
     while index < len(rows):
         state, first = rows[index].state, rows[index].index
@@ -136,9 +167,8 @@ def pack_latents(rows: Rows) -> torch.Tensor:
         while index + count < len(rows) and rows[index + count].state is state:
             count += 1
         assert state.latents is not None
-        pieces.append(state.latents[first : first + count])
+        yield state, state.latents[first : first + count]
         index += count
-    return join(pieces)
 
 
 def pack_timesteps(rows: Rows, like: torch.Tensor) -> torch.Tensor:

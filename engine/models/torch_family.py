@@ -4,7 +4,7 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from saggar.engine.cache.prompt import Encoded, PromptCache
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from saggar.engine.platform.base import Placement
 
 P = TypeVar("P")
+V = TypeVar("V", bound=Hashable)
 
 
 class TorchFamily(Family["torch.Tensor", P, Any]):
@@ -65,12 +66,18 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         """Decode together; requests of one key share their size."""
         from saggar.engine.models.common import split, to_pixels
 
-        vae = self._pipe.vae
-        latents = self.join([self.images(state) for state in states])
-        pictures = vae.decode(
-            latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
-        )[0]
-        return split(to_pixels(pictures, self._placement.pixels), states)
+        latents = self.unscale(self.join([self.images(state) for state in states]))
+        pictures = self._pipe.vae.decode(latents, return_dict=False)[0]
+        return split(to_pixels(self.finish(pictures, states[0].params), self._placement.pixels), states)
+
+    def unscale(self, latents: torch.Tensor) -> torch.Tensor:
+        """From the scale of the denoiser to that of the VAE."""
+        config = self._pipe.vae.config
+        return latents / config.scaling_factor + config.shift_factor  # type: ignore[no-any-return]
+
+    def finish(self, pictures: torch.Tensor, params: P) -> torch.Tensor:
+        """Hook: what the pipeline does to decoded pictures [n, 3, H, W], which are of one key."""
+        return pictures
 
     def preview(self, state: RequestState[torch.Tensor, P, Any]) -> np.ndarray:
         """A mixture of the latent channels of the first output."""
@@ -89,20 +96,40 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         `encode` is asked once for the texts that are not known yet, each once, and gives for each its tensors of
         shape [1, ...] by name. `variant` is what the encoding depends on besides the text.
         """
-        known: dict[str, Encoded] = {}
-        wanted = dict.fromkeys(_text(state, branch) for state in states for branch in self.branches(state))
-        for text in wanted:
-            if (entry := self._prompts.get(text, str(variant))) is not None:
-                known[text] = entry
-        fresh = [text for text in wanted if text not in known]
-        self.count("prompts.cached", len(known))
-        self.count("prompts.encoded", len(fresh))
-        for text, encoded in zip(fresh, encode(fresh) if fresh else (), strict=True):
-            self._prompts.put(text, str(variant), encoded)
-            known[text] = encoded
+        self.condition_each(states, lambda texts, _: encode(texts), lambda state, branch: variant)
+
+    def condition_each(
+        self,
+        states: Sequence[RequestState[torch.Tensor, P, Any]],
+        encode: Callable[[list[str], V], Sequence[Encoded]],
+        variant: Callable[[RequestState[torch.Tensor, P, Any], str], V],
+    ) -> None:
+        """The same where requests or branches are encoded in different ways: `variant` names the way of a
+        branch, and `encode` is asked once for each.
+        """
+        texts: dict[V, dict[str, None]] = {}
         for state in states:
             for branch in self.branches(state):
-                state.conditioning[branch] = known[_text(state, branch)]
+                texts.setdefault(variant(state, branch), {})[_text(state, branch)] = None
+        known = {how: self._encoded(list(some), how, encode) for how, some in texts.items()}
+        for state in states:
+            for branch in self.branches(state):
+                state.conditioning[branch] = known[variant(state, branch)][_text(state, branch)]
+
+    def _encoded(
+        self, texts: list[str], how: V, encode: Callable[[list[str], V], Sequence[Encoded]]
+    ) -> dict[str, Encoded]:
+        known: dict[str, Encoded] = {}
+        for text in texts:
+            if (entry := self._prompts.get(text, str(how))) is not None:
+                known[text] = entry
+        fresh = [text for text in texts if text not in known]
+        self.count("prompts.cached", len(known))
+        self.count("prompts.encoded", len(fresh))
+        for text, encoded in zip(fresh, encode(fresh, how) if fresh else (), strict=True):
+            self._prompts.put(text, str(how), encoded)
+            known[text] = encoded
+        return known
 
 
 def per_text(**tensors: torch.Tensor) -> list[Encoded]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from saggar.engine import Request
@@ -16,7 +16,10 @@ class Case:
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
     negative: whether the pipeline takes a negative prompt at all.
     wide: another size than the usual one. plain: what the plain pipeline's call needs besides.
-    unlike: what a third row has that differs from the others.
+    unlike: what a third row has that differs from the others. options: parameters that only this family has, those
+    of one dictionary together change the picture. samplers: words of the scheduler's configuration, or another class
+    (`_class_name`), that the family must bear as the plain pipeline does.
+    stochastic: such words that make the sampler draw noise in each step.
     """
 
     name: str
@@ -28,6 +31,9 @@ class Case:
     wide: tuple[int, int] = (40, 72)
     plain: dict[str, Any] = field(default_factory=dict)
     unlike: dict[str, Any] = field(default_factory=lambda: {"guidance_scale": 1.0})
+    options: tuple[dict[str, Any], ...] = ()
+    samplers: tuple[dict[str, Any], ...] = ()
+    stochastic: dict[str, Any] = field(default_factory=lambda: {"stochastic_sampling": True})
 
     def requests(self) -> list[Request]:
         """Three that differ in all that rows may differ in: texts, steps, guidance, seeds, outputs."""
@@ -45,8 +51,34 @@ class Case:
         ]
 
 
+SDXL = Case(
+    "sdxl",
+    "StableDiffusionXLPipeline",
+    empty_is_none=False,
+    unlike={"guidance_scale": 1.0, "eta": 0.5},
+    options=(
+        {"guidance_rescale": 0.7},
+        {"original_size": [32, 48], "crops_coords_top_left": [3, 5], "target_size": [96, 64]},
+        {
+            "negative_original_size": [16, 24],
+            "negative_crops_coords_top_left": [1, 2],
+            "negative_target_size": [8, 9],
+        },
+        {"clip_skip": 1},
+    ),
+    samplers=(
+        {"_class_name": "DDIMScheduler", "clip_sample": False},
+        {"_class_name": "PNDMScheduler", "skip_prk_steps": True},
+        {"_class_name": "UniPCMultistepScheduler"},
+        {"_class_name": "EulerAncestralDiscreteScheduler"},
+    ),
+    stochastic={"_class_name": "EulerAncestralDiscreteScheduler"},
+)
 CASES = [
     Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False),
     Case("sd3", "StableDiffusion3Pipeline"),
+    SDXL,
 ]
-BY_NAME = {case.name: case for case in CASES}
+VARIANTS = [replace(SDXL, name="sdxl-distilled")]
+"""Other checkpoints of the same families: compared once, in a batch."""
+BY_NAME = {case.name: case for case in CASES + VARIANTS}

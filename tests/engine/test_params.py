@@ -86,6 +86,17 @@ def test_a_narrowing_that_would_not_be_applied_is_refused() -> None:
             schema_of(Params, {name: words})
 
 
+def test_lists_may_have_a_length() -> None:
+    pair = {"type": "array", "minItems": 2, "maxItems": 2}
+    schema = schema_of(Params, {"layers": {"anyOf": [pair, {"type": "null"}]}})
+    assert check_params({"size": 16, "layers": [1, 2]}, schema)["layers"] == [1, 2]
+    for layers in ([1], [1, 2, 3]):
+        with pytest.raises(
+            InvalidRequest, match=r"params\.layers: has . items.*at least 2 items, at most 2 items"
+        ):
+            check_params({"size": 16, "layers": layers}, schema)
+
+
 def test_items_of_lists_are_checked() -> None:
     for layers in (["a"], [1, None], [1.5]):
         with pytest.raises(InvalidRequest, match=r"params\.layers"):

@@ -22,7 +22,7 @@ from saggar.engine import Cancelled, Engine, EngineConfig, InvalidRequest, Outpu
 from saggar.engine.request import INTERACTIVE
 
 from tests.engine.conftest import MakeEngine
-from tests.engine.families import BY_NAME, CASES, Case
+from tests.engine.families import BY_NAME, CASES, VARIANTS, Case
 from tests.engine.support import Recorder, at_step, eventually, floats, settled
 
 ATOL = 1e-4
@@ -90,9 +90,11 @@ def _plain(folder: Path, name: str) -> Plain:
 
     def one(request: Request, index: int, params: dict[str, Any]) -> np.ndarray:
         generator = torch.Generator("cpu").manual_seed(request.seed + index)
-        negative = {"negative_prompt": request.negative_prompt} if case.negative else {}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
+        if request.negative_prompt is not None and case.negative:
+            given["negative_prompt"] = request.negative_prompt
         pictures: np.ndarray = pipeline(
-            request.prompt, generator=generator, output_type="np", **negative, **params, **case.plain
+            request.prompt, generator=generator, output_type="np", **given, **case.plain
         ).images
         return pictures
 
@@ -252,15 +254,63 @@ def test_a_preempted_picture_is_bit_equal_to_one_left_alone(
 def test_stochastic_samplers_are_reproducible_row_by_row(
     make_engine: MakeEngine, models: Callable[[str], Path], family: str, tmp_path: Path, case: Case
 ) -> None:
-    folder = tmp_path / "stochastic"
-    shutil.copytree(models(family), folder)
-    path = folder / "scheduler" / "scheduler_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"stochastic_sampling": True}))
+    folder = with_sampler(models(family), case.stochastic, tmp_path / "stochastic")
     engine = make_engine(model=str(folder), pixels="float32")
     requests = case.requests()
     alone = [engine.submit(request).result(60) for request in requests]
     for request, single, output in zip(requests, alone, engine.generate(requests), strict=True):
         np.testing.assert_allclose(floats(output), floats(single), atol=ATOL, rtol=0, err_msg=request.id)
+
+
+def with_sampler(model: Path, words: dict[str, Any], folder: Path) -> Path:
+    """A copy of the model whose scheduler has these words in its configuration, its class among them."""
+    shutil.copytree(model, folder)
+    path = folder / "scheduler" / "scheduler_config.json"
+    config = json.loads(path.read_text()) | words
+    path.write_text(json.dumps(config))
+    index = json.loads((folder / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", config["_class_name"]]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_each_sampler_draws_as_in_the_plain_pipeline(
+    make_engine: MakeEngine, models: Callable[[str], Path], family: str, tmp_path: Path, case: Case
+) -> None:
+    for index, words in enumerate(case.samplers):
+        folder = with_sampler(models(family), words, tmp_path / str(index))
+        engine = make_engine(model=str(folder), pixels="float32", warmup=())
+        requests = case.requests()
+        for request, output in zip(requests, engine.generate(requests), strict=True):
+            assert output.batch_size == 4
+            assert_equal(output, _plain(folder, family)(request))
+
+
+def test_parameters_of_one_family_alone(
+    make_engine: MakeEngine, family: str, plain: Plain, case: Case
+) -> None:
+    usual = replace(case.requests()[1], id="usual", num_outputs=1)
+    requests = [
+        replace(usual, id=str(index), params={**usual.params, **option})
+        for index, option in enumerate(case.options)
+    ]
+    engine = make_engine(family, pixels="float32", max_batch=6)
+    first, *others = engine.generate([usual, *requests])
+    for request, output in zip(requests, others, strict=True):
+        assert_equal(output, plain(request))
+        assert np.abs(floats(output) - floats(first)).max() > 1e-3, request.params
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda case: case.name)
+def test_other_checkpoints_of_a_family(
+    make_engine: MakeEngine, models: Callable[[str], Path], variant: Case
+) -> None:
+    engine = make_engine(variant.name, mode="step_batch", pixels="float32", max_batch=6)
+    requests = variant.requests()
+    outputs = engine.generate(requests)
+    assert {output.batch_size for output in outputs} == {4}
+    for request, output in zip(requests, outputs, strict=True):
+        assert_equal(output, _plain(models(variant.name), variant.name)(request))
 
 
 def test_sd3_without_its_t5(make_engine: MakeEngine, models: Callable[[str], Path], tmp_path: Path) -> None:
@@ -274,6 +324,20 @@ def test_sd3_without_its_t5(make_engine: MakeEngine, models: Callable[[str], Pat
         BY_NAME["sd3"].requests(), engine.generate(BY_NAME["sd3"].requests()), strict=True
     ):
         assert_equal(output, _plain(folder, "sd3")(request))
+
+
+def test_sdxl_encodes_an_absent_negative_prompt_where_its_checkpoint_says_so(
+    make_engine: MakeEngine, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "sdxl"
+    shutil.copytree(models("sdxl"), folder)
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"force_zeros_for_empty_prompt": False}))
+    engine = make_engine(model=str(folder), pixels="float32", warmup=())
+    absent = Request("absent", "fox", seed=2, params={"num_inference_steps": 2})
+    outputs = engine.generate([absent, replace(absent, id="empty", negative_prompt="")])
+    assert_equal(outputs[0], _plain(folder, "sdxl")(absent))
+    assert_equal(outputs[1], floats(outputs[0]))
 
 
 def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: MakeEngine, family: str) -> None:

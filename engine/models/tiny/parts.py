@@ -19,7 +19,7 @@ TEXT = 64
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-"
 
 
-def vae() -> Any:
+def vae(**config: Any) -> Any:
     """A KL autoencoder, 4 pixels a latent pixel, without quantisation layers."""
     from diffusers import AutoencoderKL
 
@@ -34,6 +34,7 @@ def vae() -> Any:
         use_post_quant_conv=False,
         scaling_factor=1.5,
         shift_factor=0.06,
+        **config,
     )
 
 
