@@ -6,6 +6,7 @@ import time
 
 import pytest
 from saggar.jobs.record import JobRecord
+from saggar.workers.servers import Kind
 
 from tests.chaos.conftest import MakeSite
 from tests.chaos.storm import Storm
@@ -59,17 +60,19 @@ def weather(make_site: MakeSite, s3_server: S3Server, storm: Storm, timeout_s: f
     site.nothing_is_left()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_storm_over_200_jobs(make_site: MakeSite, s3_server: S3Server, seed: int) -> None:
-    site = make_site(s3=s3_server, lease_s=4.0)
+@pytest.mark.parametrize(("seed", "kind"), [(1, "valkey"), (2, "redis")])
+def test_a_storm_over_200_jobs(make_site: MakeSite, s3_server: S3Server, seed: int, kind: Kind) -> None:
+    site = make_site(s3=s3_server, lease_s=4.0, kind=kind)
     kills = {"worker": 4, "redis": 1, "s3": 1, "rank": 2}
     weather(make_site, s3_server, Storm(site, seed, 200, kills, spread_s=20), timeout_s=150)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [11, 12, 13, 14, 15])
-def test_a_storm_over_1000_jobs(make_site: MakeSite, s3_server: S3Server, seed: int) -> None:
-    site = make_site(s3=s3_server, lease_s=6.0)
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(11, "valkey"), (12, "redis"), (13, "valkey"), (14, "redis"), (15, "valkey")]
+)
+def test_a_storm_over_1000_jobs(make_site: MakeSite, s3_server: S3Server, seed: int, kind: Kind) -> None:
+    site = make_site(s3=s3_server, lease_s=6.0, kind=kind)
     kills = {"worker": 20, "redis": 5, "s3": 2, "rank": 5}
     weather(make_site, s3_server, Storm(site, seed, 1000, kills, spread_s=100), timeout_s=600)

@@ -32,7 +32,7 @@ from saggar.jobs.settings import JobSettings, connect
 from saggar.storage.base import Storage, open_storage
 from saggar.storage.keys import RESULT_NAME
 from saggar.storage.results import read_result, verify_result
-from saggar.workers.servers import RedisServer
+from saggar.workers.servers import Kind, RedisServer
 from saggar.workers.settings import HANDED_ON, WorkerSettings
 from saggar.workers.translate import to_card
 
@@ -46,11 +46,14 @@ MARK = "SAGGAR_TEST_SITE"  # stands in the environment of every process that a s
 
 @dataclass
 class Site:
-    """`with Site(folder) as site`: its store is a folder, or an S3 server's bucket when one is given."""
+    """`with Site(folder) as site`: its store is a folder, or an S3 server's bucket when one is given; its Redis is of
+    the kind that is asked for.
+    """
 
     folder: Path
     s3: S3Server | None = None
     lease_s: float = 2.0
+    kind: Kind = "valkey"
     workers: list[WorkerProcess] = field(default_factory=list)
     alone: list[subprocess.Popen[bytes]] = field(default_factory=list)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -58,7 +61,7 @@ class Site:
 
     def __enter__(self) -> Self:
         self.shared_memory = set(os.listdir("/dev/shm"))
-        self.redis = self._stack.enter_context(RedisServer(self.folder / "redis"))
+        self.redis = self._stack.enter_context(RedisServer(self.folder / "redis", kind=self.kind))
         self.settings = JobSettings(redis_url=self.redis.url)
         self.client = self._stack.enter_context(JobClient(self.settings))
         self.server = connect(self.settings)
