@@ -54,7 +54,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`model` is a folder or a known name such as `saggar/emoji`.
+    """`model` is a folder, a hub id (`org/name` or `org/name@revision`) or a known name such as `saggar/emoji`.
 
     executor: `multiproc` keeps the model in processes of its own; `local` runs it in this one.
     mode: `step_batch` lets requests join and leave between steps; `request_batch` closes a batch when it

@@ -64,7 +64,9 @@ class Engine:
         """
         family = open_family(config.model)
         config = replace(config, mode="step_batch") if family.streaming else config
-        executors = executors or [make_executor(config, replica) for replica in range(config.replicas)]
+        # Looked up once: ranks that each asked a hub could be told of different revisions.
+        found = replace(config, model=str(family.checkpoint.folder))
+        executors = executors or [make_executor(found, replica) for replica in range(config.replicas)]
         try:
             return cls(config, family, executors, scheduler or KeyedScheduler(Rules.of(config)))
         except BaseException:

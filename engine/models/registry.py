@@ -19,6 +19,7 @@ import saggar.engine.models
 from saggar.engine.errors import LoadError, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.huggingface import fetch, split_id
 
 AnyFamily: TypeAlias = Family[Any, Any, Any]
 _FAMILIES: dict[str, type[AnyFamily]] = {}
@@ -26,7 +27,17 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
-_SUPPORT = {"base", "checkpoint", "common", "registry", "state", "tiny", "torch_family"}
+_SUPPORT = {
+    "base",
+    "checkpoint",
+    "common",
+    "files",
+    "huggingface",
+    "registry",
+    "state",
+    "tiny",
+    "torch_family",
+}
 """Modules beside the families'; importing some of them imports torch."""
 
 
@@ -48,8 +59,8 @@ def families() -> dict[str, type[AnyFamily]]:
 
 
 def open_family(model: str) -> AnyFamily:
-    """The family of a model, without weights. Unsupported: unknown name or class; LoadError: a damaged
-    folder.
+    """The family of a model, without weights; a hub id's files are fetched. Unsupported: unknown name or class;
+    LoadError: a damaged folder.
     """
     checkpoint = Checkpoint(resolve(model))
     known = families()
@@ -62,16 +73,22 @@ def open_family(model: str) -> AnyFamily:
 
 
 def resolve(model: str) -> Path:
-    """A folder, or a name such as `saggar/emoji` that comes with the engine. Unsupported lists
-    what exists.
+    """The folder of a model: a folder, a name such as `saggar/emoji` that comes with the engine, or a hub id,
+    whose files are fetched unless they are cached. Unsupported says what is wrong with any other.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
     if model in installed():
         return ASSETS / model.removeprefix(f"{NAMESPACE}/")
+    if "://" in model:
+        raise Unsupported(f"{model}: the engine loads from folders: `saggar worker` fetches from S3 first")
+    if split_id(model) and not model.startswith(f"{NAMESPACE}/"):
+        return fetch(model)
     known = ", ".join(installed()) or "none installed"
-    raise Unsupported(f"no model {model!r}: it is no folder, and the known names are: {known}")
+    raise Unsupported(
+        f"no model {model!r}: it is no folder and no hub id (org/name), and the known names are: {known}"
+    )
 
 
 def installed() -> list[str]:
