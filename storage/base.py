@@ -21,7 +21,9 @@ _ENV_PREFIX = "SAGGAR_S3_"
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object: `size` in bytes, `sha256` where it is known without reading, `etag` the store's mark."""
+    """One object: `size` in bytes, `sha256` and `md5` where they are known without reading, `etag` the store's
+    mark of this content.
+    """
 
     key: str
     size: int
@@ -29,6 +31,7 @@ class ObjectInfo:
     modified: datetime  # aware, UTC
     sha256: str | None = None
     content_type: str | None = None
+    md5: str | None = None
 
 
 class Storage(Protocol):
@@ -58,6 +61,9 @@ class Storage(Protocol):
 
     def get(self, key: str) -> bytes:
         """The whole object, or NotFound."""
+
+    def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[bytes]:
+        """The object from byte `start` on, in pieces; NotFound. Conflict: it is no longer the one with this etag."""
 
     def head(self, key: str) -> ObjectInfo | None:
         """What is known without reading, or None when there is no such object."""

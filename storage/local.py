@@ -18,13 +18,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from saggar.storage.base import ObjectInfo
-from saggar.storage.errors import InvalidKey, NotFound, StorageConfigError, StorageRefused, StorageUnavailable
+from saggar.storage.errors import (
+    Conflict,
+    InvalidKey,
+    NotFound,
+    StorageConfigError,
+    StorageRefused,
+    StorageUnavailable,
+)
 from saggar.storage.files import Data, make_folders, opened_folder, sha256_of, write_new
 from saggar.storage.keys import check_key
 
 Publish = Callable[[str, int, str, int], None]
 """(temporary name, its open folder, final name, its open folder)"""
 
+_PIECE = 1 << 20
 _TEMPORARY = ".tmp"
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 _WRONG_PATH = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
@@ -86,6 +94,16 @@ class LocalStorage:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read()
+
+    def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[bytes]:
+        with _translated(key), self._parent(key) as (folder, name):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            with os.fdopen(descriptor, "rb") as file:
+                if etag not in (None, _info(key, os.fstat(descriptor)).etag):
+                    raise Conflict(f"{key}: it was replaced meanwhile")
+                file.seek(start)
+                while piece := file.read(_PIECE):
+                    yield piece
 
     def head(self, key: str) -> ObjectInfo | None:
         try:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from saggar.storage.base import ObjectInfo, StorageSettings
-from saggar.storage.errors import NotFound, StorageConfigError, StorageRefused, StorageUnavailable
+from saggar.storage.errors import Conflict, NotFound, StorageConfigError, StorageRefused, StorageUnavailable
 from saggar.storage.files import Data, sha256_of, size_of
 from saggar.storage.keys import check_key, check_prefix
 from saggar.storage.retry import Backoff, retrying
@@ -24,12 +24,14 @@ from saggar.storage.retry import Backoff, retrying
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CreateBucketConfigurationTypeDef
+    from mypy_boto3_s3.type_defs import CreateBucketConfigurationTypeDef, HeadObjectOutputTypeDef
 
 Result = TypeVar("Result")
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BUCKET_EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_PIECE = 1 << 20
 _WRITER = "saggar-writer"
 _SHA256 = "sha256"
 _MAX_EXPIRY_S = 7 * 24 * 3600  # what signature v4 allows
@@ -111,6 +113,22 @@ class S3Storage:
 
         return self._call(key, read)
 
+    def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[bytes]:
+        name = self._name(key)
+        only = {"Range": f"bytes={start}-"} if start else {}
+        only |= {"IfMatch": f'"{etag}"'} if etag else {}
+        try:
+            found = self._call(
+                key,
+                lambda: self._client.get_object(Bucket=self._bucket, Key=name, **only),  # type: ignore[arg-type]
+            )
+        except StorageRefused as error:
+            if error.status != 412:
+                raise
+            raise Conflict(f"{key}: it was replaced meanwhile") from error
+        with _translated(key), closing(found["Body"]) as body:
+            yield from body.iter_chunks(_PIECE)
+
     def head(self, key: str) -> ObjectInfo | None:
         name = self._name(key)
         try:
@@ -124,6 +142,7 @@ class S3Storage:
             modified=found["LastModified"],
             sha256=found["Metadata"].get(_SHA256),
             content_type=found["ContentType"],
+            md5=_md5(found),
         )
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -342,6 +361,13 @@ def _refusal(what: str, error: ClientError) -> NotFound | StorageUnavailable | S
     if passing and status != _NEVER:
         return StorageUnavailable(f"{what}: {error}")
     return StorageRefused(f"{what}: {error}", code=code, status=status)
+
+
+def _md5(found: HeadObjectOutputTypeDef) -> str | None:
+    """An etag is the content's MD5 unless the object came in parts or the server encrypts it with a key of its own."""
+    etag = found["ETag"].strip('"')
+    encrypted = "kms" in found.get("ServerSideEncryption", "") or "SSECustomerAlgorithm" in found
+    return etag if _MD5.fullmatch(etag) and not encrypted else None
 
 
 def _status(error: ClientError) -> int:

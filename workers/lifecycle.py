@@ -28,7 +28,7 @@ from saggar.jobs.ledger import Ledger, cancel_channel
 from saggar.jobs.record import JobError
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, StorageSettings, open_storage
-from saggar.storage.errors import StorageConfigError, StorageRefused
+from saggar.storage.errors import Conflict, InvalidKey, NotFound, StorageConfigError, StorageRefused
 from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool
 from saggar.workers.app import make_app
@@ -36,6 +36,7 @@ from saggar.workers.appetite import EngineAppetite
 from saggar.workers.attempts import Attempts
 from saggar.workers.chores import ChoresWorker
 from saggar.workers.housekeeping import Housekeeper
+from saggar.workers.model_source import local_model
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.service import Service
 from saggar.workers.settings import WorkerSettings
@@ -83,7 +84,7 @@ class ModelWorker:
         retrying(
             storage.probe, lambda _: True, backoff=Backoff(), stop=self._stopping
         )  # a store may come up later
-        engine = stack.enter_context(Engine.make(_engine_config(settings)))
+        engine = stack.enter_context(Engine.make(_engine_config(settings, self._fetch_model())))
         card = to_card(engine.info, settings.name, settings.max_batch)
 
         stack.callback(Housekeeper(client, settings.jobs, storage).close)
@@ -132,6 +133,20 @@ class ModelWorker:
             redirect_stdouts=False,
         )
         return worker
+
+    def _fetch_model(self) -> str:
+        """The model as the engine takes it; what S3 has is fetched first, however long S3 is away."""
+
+        def go_on(failures: int) -> bool:
+            log.warning("%s cannot be fetched now, trying again", self._settings.model)
+            return True
+
+        return retrying(
+            lambda: local_model(self._settings.model, self._settings.model_cache),
+            go_on,
+            backoff=Backoff(),
+            stop=self._stopping,
+        )
 
     def _drain(self, appetite: EngineAppetite, attempts: Attempts, lanes: Lanes, service: Service) -> None:
         """SIGTERM: fetch nothing, give back what does not execute, let the rest finish; after the grace time, leave."""
@@ -205,9 +220,9 @@ class ModelWorker:
         threading.Thread(target=refresh, name="saggar-card", daemon=True).start()
 
 
-def _engine_config(settings: WorkerSettings) -> EngineConfig:
+def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
     return EngineConfig(
-        model=settings.model,
+        model=model,
         device=settings.device,
         dtype=settings.dtype,
         executor=settings.executor,
@@ -289,10 +304,10 @@ def main() -> int:
     watch_parent()
     try:
         return (ModelWorker if settings.role == "model" else ChoresWorker)(settings).run()
-    except (Unsupported, LoadError, StorageConfigError, StorageRefused, ConfigError) as error:
+    except (Unsupported, LoadError, StorageConfigError, StorageRefused, InvalidKey, ConfigError) as error:
         log.error("cannot start: %s", error)
         return REFUSED
-    except (EngineError, redis.RedisError) as error:
+    except (EngineError, Conflict, NotFound, redis.RedisError) as error:
         log.error("could not start: %s", error)
         return 1
 

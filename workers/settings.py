@@ -15,11 +15,13 @@ from saggar.jobs.settings import JobSettings
 URGENT_SEATS = 2  # jobs in hand that only interactive jobs may take
 HANDED_ON = "SAGGAR_WORKER_SETTINGS"
 DEFAULT_MODEL = "saggar/emoji"
+DEFAULT_CACHE = Path("saggar-data/models")
 
 # Environment variable -> field. The command line's flags have the fields' names.
 ENVIRONMENT = {
     "SAGGAR_MODEL": "model",
     "SAGGAR_MODEL_NAME": "model_name",
+    "SAGGAR_MODEL_CACHE": "model_cache",
     "SAGGAR_STORE": "store",
     "SAGGAR_DEVICE": "device",
     "SAGGAR_DTYPE": "dtype",
@@ -44,8 +46,15 @@ class WorkerSettings(BaseModel):
 
     jobs: JobSettings
     role: Literal["model", "chores"] = "model"
-    model: str = Field(DEFAULT_MODEL, min_length=1, description="a diffusers folder or a built-in model")
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="a diffusers folder, a hub id, s3://bucket/folder or a built-in model",
+    )
     model_name: str | None = Field(None, description="the public name jobs ask for; default: the model's own")
+    model_cache: Path = Field(
+        DEFAULT_CACHE, description="where models from S3 are kept; a hub's are in HF_HOME"
+    )
     store: str = Field("saggar-data/results", min_length=1, description="s3://bucket/prefix or a folder")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -81,10 +90,8 @@ class WorkerSettings(BaseModel):
 
     @property
     def name(self) -> str:
-        """The model's public name, as jobs write it: a folder goes by its last part."""
-        return self.model_name or (
-            Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
-        )
+        """The model's public name, as jobs write it."""
+        return self.model_name or public_name(self.model)
 
     @property
     def in_hand(self) -> int:
@@ -135,3 +142,12 @@ class WorkerSettings(BaseModel):
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "settings"
             raise ConfigError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def public_name(model: str) -> str:
+    """A folder, here or in S3, goes by its last part, a hub id without its revision; built-in names stay."""
+    if Path(model).is_dir():
+        return Path(model).resolve().name
+    if "://" in model:
+        return model.rstrip("/").rpartition("/")[2]
+    return model.partition("@")[0]

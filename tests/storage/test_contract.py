@@ -12,7 +12,7 @@ from threading import Barrier
 
 import pytest
 from saggar.storage.base import Storage, open_storage
-from saggar.storage.errors import InvalidKey, NotFound
+from saggar.storage.errors import Conflict, InvalidKey, NotFound
 
 from tests.storage.test_keys import BAD_KEYS
 
@@ -27,6 +27,23 @@ def test_what_is_put_is_got(store: Storage) -> None:
     assert (found.key, found.size, found.content_type) == ("job/a1/0-x.png", 2560, "image/png")
     assert found.etag == info.etag
     assert abs(found.modified - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+def test_an_object_is_read_in_pieces_from_any_byte(store: Storage) -> None:
+    data = bytes(range(256)) * 12_000
+    info = store.put("large", data, content_type="application/octet-stream")
+    assert b"".join(store.read("large")) == data
+    assert b"".join(store.read("large", 3_000_000, info.etag)) == data[3_000_000:]
+    assert max(map(len, store.read("large"))) < len(data)
+    with pytest.raises(NotFound):
+        next(store.read("no/such"))
+
+
+def test_the_rest_of_a_replaced_object_is_not_read(store: Storage) -> None:
+    info = store.put("large", b"first", content_type="text/plain")
+    store.put("large", b"other", content_type="text/plain")
+    with pytest.raises(Conflict):
+        next(store.read("large", 2, info.etag))
 
 
 def test_a_file_is_put_like_bytes(store: Storage, tmp_path: Path) -> None:
@@ -104,6 +121,7 @@ def test_bad_keys_are_refused_everywhere(store: Storage) -> None:
         lambda key: store.put_if_absent(key, b"", content_type="text/plain"),
         lambda key: store.delete([key]),
         store.get,
+        lambda key: next(store.read(key)),
         store.head,
         store.uri,
         store.presign,

@@ -10,6 +10,7 @@ from saggar.jobs.cards import Cards
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import connect
 from saggar.workers.commands.jobs import open_client, redis_option
+from saggar.workers.model_source import fetch_for_people
 
 
 @click.group(invoke_without_command=True)
@@ -57,7 +58,7 @@ def inspect(model: str) -> None:
     """Show what MODEL is and takes, as JSON, without loading its weights."""
     from saggar.engine.models.registry import open_family
 
-    family = open_family(model)
+    family = open_family(fetch_for_people(model))
     click.echo(json.dumps(family.info(model, 8, "").to_dict(), indent=2))
 
 

@@ -19,10 +19,11 @@ from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings, connect
 from saggar.workers.commands.jobs import job_settings
 from saggar.workers.embedded import EmbeddedCluster
+from saggar.workers.model_source import fetch_for_people, is_remote
 from saggar.workers.runs.follow import Tally, follow_run, progress_line, retry_failed, submit_all
 from saggar.workers.runs.manifest import Manifest, parse_settings, read_manifest
 from saggar.workers.runs.sheet import SheetFailed, write_sheet
-from saggar.workers.settings import DEFAULT_MODEL
+from saggar.workers.settings import DEFAULT_MODEL, public_name
 
 _START_TIMEOUT_S = 600.0
 
@@ -43,7 +44,10 @@ class Place:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--model", help="A diffusers folder or a built-in model.  [default: saggar/emoji]")
+@click.option(
+    "--model",
+    help="A diffusers folder, a hub id, s3://bucket/folder or a built-in model.  [default: saggar/emoji]",
+)
 @click.option("--to", "target", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option(
     "--set",
@@ -121,7 +125,9 @@ def _place(redis_url: str | None, target: Path, flags: dict[str, object]) -> Ite
             raise ConfigError("--data is the embedded queue's folder: it says nothing with --redis")
         yield Place(job_settings(redis_url), model, embedded=False)
         return
-    open_family(model)  # a wrong name is told before anything starts
+    if is_remote(model):
+        flags |= {"model": fetch_for_people(model), "model_name": public_name(model)}
+    open_family(str(flags["model"] or model))  # a wrong name is told before anything starts
     with EmbeddedCluster(Path(str(data)) if data else target / ".saggar", flags) as cluster:
 
         def alive() -> None:

@@ -10,8 +10,12 @@ import click
 
 
 @click.command()
-@click.option("--model", help="A diffusers folder or a built-in model.  [default: saggar/emoji]")
+@click.option(
+    "--model",
+    help="A diffusers folder, a hub id, s3://bucket/folder or a built-in model.  [default: saggar/emoji]",
+)
 @click.option("--model-name", help="The name that jobs ask for.  [default: the model's own]")
+@click.option("--model-cache", help="Where models from S3 are kept.  [default: saggar-data/models]")
 @click.option("--store", help="s3://bucket/prefix or a folder.  [default: saggar-data/results]")
 @click.option("--redis", "redis_url", help="redis://, rediss:// or unix:// URL.  [env: SAGGAR_REDIS_URL]")
 @click.option("--device", help="auto, cpu, cuda or cuda:N.")

@@ -1,0 +1,194 @@
+"""A model in an S3 folder, `s3://bucket/prefix`, fetched to this machine: the engine takes local folders only.
+
+    {cache}/{bucket}--{prefix}/blobs/{etag}-{size}       each content once
+    {cache}/{bucket}--{prefix}/{digest}/...              a folder of links for each state that the S3 folder had
+
+A folder appears once it is whole, so whoever loads from it is not disturbed by a newer one. Workers of one
+machine share the cache; a lock lets one of them fetch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from saggar.engine.errors import LoadError
+from saggar.engine.models.files import INDEX, needed
+from saggar.jobs.errors import ConfigError
+from saggar.storage.base import ObjectInfo, Storage, open_storage
+from saggar.storage.download import download
+from saggar.storage.errors import Conflict
+
+log = logging.getLogger(__name__)
+Tell = Callable[[str], None]
+
+AT_ONCE = 4
+_TOLD_EVERY = 0.1  # of all bytes
+
+
+class Stopped(Exception):
+    """Another file failed: this one need not arrive."""
+
+
+def is_remote(model: str) -> bool:
+    """Whether the model has to be fetched by `local_model` first."""
+    return model.startswith("s3://")
+
+
+def local_model(model: str, cache: Path, tell: Tell = log.info) -> str:
+    """What the engine is given: the local folder of an S3 folder, fetched if need be; anything else as it is.
+
+    `tell` gets the lines of progress. ConfigError: no model there, or no room here; LoadError: its index is damaged;
+    StorageUnavailable, after which the next call goes on; StorageRefused; Conflict: it changes all the time.
+    """
+    if not is_remote(model):
+        return model
+    storage = open_storage(model)
+    try:
+        return str(_fetch(storage, cache, tell))
+    finally:
+        storage.close()
+
+
+def fetch_for_people(model: str) -> str:
+    """`local_model` for a command: the cache is SAGGAR_MODEL_CACHE's, and progress goes to standard error."""
+    import click
+    from saggar.workers.settings import DEFAULT_CACHE
+
+    cache = Path(os.environ.get("SAGGAR_MODEL_CACHE") or DEFAULT_CACHE)
+    return local_model(model, cache, lambda line: click.echo(line, err=True))
+
+
+def _fetch(storage: Storage, cache: Path, tell: Tell) -> Path:
+    place = cache.absolute() / storage.url.removeprefix("s3://").replace("/", "--")
+    (place / "blobs").mkdir(parents=True, exist_ok=True)
+    with _locked(place / "lock", tell):
+        try:
+            return _fetch_state(storage, place, tell)
+        except Conflict as error:
+            tell(f"{storage.url} changed while it was fetched, once more: {error}")
+            return _fetch_state(storage, place, tell)
+
+
+def _fetch_state(storage: Storage, place: Path, tell: Tell) -> Path:
+    wanted = _wanted(storage)
+    folder = place / _digest(wanted)
+    missing = {
+        blob: info for info in wanted.values() if not _is_whole(blob := _blob(place, info), info)
+    }  # two names of one content are one blob
+    if missing:
+        _Download(storage, missing, tell).run(place)
+    if not all(_is_whole(folder / name, info) for name, info in wanted.items()):
+        _link(wanted, place, folder)
+    return folder
+
+
+def _wanted(storage: Storage) -> dict[str, ObjectInfo]:
+    """What of the S3 folder a pipeline is loaded from, by name."""
+    found = {info.key: info for info in storage.list("")}
+    if INDEX not in found:
+        raise ConfigError(
+            f"{storage.url}: there is no {INDEX}: it must be the folder of a diffusers pipeline"
+        )
+    try:
+        index = json.loads(storage.get(INDEX))
+    except ValueError as error:
+        raise LoadError(f"{storage.url}/{INDEX}: {error}") from error
+    if not isinstance(index, dict):
+        raise LoadError(f"{storage.url}/{INDEX}: not a JSON object")
+    return {name: found[name] for name in needed(index, found)}
+
+
+class _Download:
+    """Several objects at once; the first failure ends all."""
+
+    def __init__(self, storage: Storage, missing: Mapping[Path, ObjectInfo], tell: Tell) -> None:
+        self._storage = storage
+        self._missing = missing
+        self._tell = tell
+        self._total = sum(info.size for info in missing.values())
+        self._done = self._told = 0
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def run(self, place: Path) -> None:
+        room = shutil.disk_usage(place).free
+        there = sum(part.stat().st_size for part in (place / "blobs").glob("*.part"))
+        if self._total - there > room:
+            raise ConfigError(f"{place}: {_gb(self._total)} are to be fetched and {_gb(room)} are free")
+        what = f"{len(self._missing)} files, {_gb(self._total)}"
+        self._tell(f"fetching {self._storage.url}: {what}, to {place}")
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="saggar-fetch") as pool:
+            futures = [pool.submit(self._one, blob, info) for blob, info in self._missing.items()]
+        errors = [error for future in futures if (error := future.exception())]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
+        self._tell(f"fetched {self._storage.url}")
+
+    def _one(self, blob: Path, info: ObjectInfo) -> None:
+        try:
+            download(self._storage, info, blob, self._count)
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _count(self, size: int) -> None:
+        if self._stopped.is_set():
+            raise Stopped
+        with self._lock:
+            self._done += size
+            if self._done - self._told < _TOLD_EVERY * self._total:
+                return
+            self._told = self._done
+            share = 100 * self._done // self._total
+        self._tell(f"fetched {share}%: {_gb(self._done)} of {_gb(self._total)}")
+
+
+def _link(wanted: Mapping[str, ObjectInfo], place: Path, folder: Path) -> None:
+    """A folder of links to the blobs, put in place at once; one that is damaged makes way for it."""
+    new = place / f".{uuid.uuid4().hex}"
+    for name, info in wanted.items():
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).symlink_to(os.path.relpath(_blob(place, info), (new / name).parent))
+    if folder.exists():
+        shutil.rmtree(folder)
+    new.rename(folder)
+
+
+def _blob(place: Path, info: ObjectInfo) -> Path:
+    return place / "blobs" / f"{info.etag}-{info.size}"
+
+
+def _is_whole(path: Path, info: ObjectInfo) -> bool:
+    return path.is_file() and path.stat().st_size == info.size
+
+
+def _digest(wanted: Mapping[str, ObjectInfo]) -> str:
+    state = sorted((name, info.etag, info.size) for name, info in wanted.items())
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path, tell: Tell) -> Iterator[None]:
+    """One process at a time; the others wait."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"another process fetches to {path.parent}: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
