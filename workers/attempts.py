@@ -83,6 +83,7 @@ class Attempts:
     def add(self, attempt: Attempt) -> None:
         with self._lock:
             self._all[attempt.token] = attempt
+        self._bell.set()  # with nothing in hand the pulse rests
 
     def remove(self, attempt: Attempt) -> None:
         with self._lock:
@@ -158,7 +159,8 @@ class Attempts:
             self._bell.clear()
             # A bell ends the wait early, yet no more than twenty round trips are made in a second.
             self._closed.wait(0.05)
-            self._bell.wait(max(0.0, self._pulse_s - (time.monotonic() - began)))
+            idle = not self.in_hand()
+            self._bell.wait(None if idle else max(0.0, self._pulse_s - (time.monotonic() - began)))
 
     def pulse(self) -> None:
         """One round trip: progress that is new, and a look at what has been silent. Raises redis.RedisError."""

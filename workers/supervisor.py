@@ -7,6 +7,7 @@ take the one that restarts it along. The child notices the supervisor's death by
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -15,9 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from saggar.workers.signals import SignalInbox
 
 if TYPE_CHECKING:
     from saggar.workers.settings import WorkerSettings
@@ -27,6 +29,7 @@ log = logging.getLogger("saggar.supervisor")
 
 # The child's exit status for "starting again would end the same way" (sysexits.h: EX_CONFIG).
 REFUSED = 78
+_LOOK_S = 5.0  # the child's end is a signal: this is the net
 LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -43,9 +46,6 @@ class Supervisor:
     max_restarts: int = 5
     window_s: float = 600.0
     watchdog: Watchdog | None = None
-    _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _stopping: threading.Event = field(default_factory=threading.Event, repr=False)
-    _interrupts: int = 0
 
     @classmethod
     def of(cls, settings: WorkerSettings, environ: Mapping[str, str]) -> Self:
@@ -58,13 +58,12 @@ class Supervisor:
         return cls(environ, settings.grace_s, settings.max_restarts, watchdog=watchdog)
 
     def run(self) -> int:
-        """Blocks until the worker has ended for good; its exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        """Blocks until the worker has ended for good; its exit status. In the main thread only."""
+        inbox = SignalInbox()
         crashes: deque[float] = deque()
         while True:
-            status = self._run_once()
-            if self._stopping.is_set() or status in (0, REFUSED):
+            status = self._run_once(inbox)
+            if inbox.asked_to_stop or status in (0, REFUSED):
                 return 0 if status == -signal.SIGTERM else status  # it was still loading
             now = time.monotonic()
             crashes.append(now)
@@ -75,48 +74,48 @@ class Supervisor:
                 return status if status > 0 else 128 - status  # as a shell says it
             pause = min(0.5 * 2 ** (len(crashes) - 1), 15.0)
             log.error("the worker ended with status %d: starting it again in %.1f s", status, pause)
-            if self._stopping.wait(pause):
+            if _told_within(pause, inbox):
                 return 0
 
-    def _run_once(self) -> int:
+    def _run_once(self, inbox: SignalInbox) -> int:
         child = subprocess.Popen(
             [sys.executable, "-m", "saggar.workers.lifecycle"],
             env=dict(self.environ),
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on in order
         )
-        self._child = child
-        if self._stopping.is_set():  # the signal came between two children
-            child.terminate()
         over = threading.Event()
         if self.watchdog is not None:
             threading.Thread(target=self.watchdog.watch, args=(child, over), daemon=True).start()
         try:
-            return self._wait(child, over)
+            return self._wait(child, over, inbox)
         finally:
             over.set()
 
-    def _wait(self, child: subprocess.Popen[bytes], over: threading.Event) -> int:
-        deadline: float | None = None
-        while True:
-            try:
-                return child.wait(0.2)
-            except subprocess.TimeoutExpired:
-                if not self._stopping.is_set():
-                    continue
+    def _wait(self, child: subprocess.Popen[bytes], over: threading.Event, inbox: SignalInbox) -> int:
+        """The child's exit status; each signal is passed on as a SIGTERM, also one that came between two children."""
+        passed_on, deadline = 0, math.inf
+        while (status := child.poll()) is None:
+            if passed_on < inbox.asked_to_stop:
+                passed_on = inbox.asked_to_stop
                 over.set()  # it may take its time to end: the watchdog has no say any more
-                deadline = deadline or time.monotonic() + self.grace_s + 2.0
-                if time.monotonic() > deadline or self._interrupts > 1:
-                    log.error("the worker did not end in time: killing it")
-                    child.kill()
-                    child.wait()
-                    return 1
+                deadline = min(deadline, time.monotonic() + self.grace_s + 2.0)
+                child.terminate()
+            if time.monotonic() > deadline or inbox.seen[signal.SIGINT] > 1:
+                log.error("the worker did not end in time: killing it")
+                child.kill()
+                child.wait()
+                return 1
+            inbox.wait(min(_LOOK_S, deadline - time.monotonic()))
+        return status
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._interrupts += number == signal.SIGINT
-        self._stopping.set()
-        if self._child is not None and self._child.poll() is None:
-            self._child.send_signal(signal.SIGTERM)
+
+def _told_within(seconds: float, inbox: SignalInbox) -> bool:
+    """Whether somebody wants an end, after so long at most."""
+    end = time.monotonic() + seconds
+    while not inbox.asked_to_stop and (left := end - time.monotonic()) > 0:
+        inbox.wait(left)
+    return inbox.asked_to_stop > 0
 
 
 def watch_parent() -> None:
