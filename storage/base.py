@@ -56,7 +56,7 @@ class Storage(Protocol):
     ) -> ObjectInfo:
         """Write or replace. Metadata is ASCII and may be dropped; the returned sha256 is that of `data`."""
 
-    def put_if_absent(self, key: str, data: bytes, *, content_type: str) -> bool:
+    def put_if_absent(self, key: str, data: bytes | Path, *, content_type: str) -> bool:
         """True: this call made the object. False: it was there, untouched. Atomic among all writers."""
 
     def get(self, key: str) -> bytes:

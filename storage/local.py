@@ -44,6 +44,7 @@ _TYPES = {
     ".mp4": "video/mp4",
     ".wav": "audio/wav",
     ".tar": "application/x-tar",
+    ".parquet": "application/vnd.apache.parquet",
 }
 
 
@@ -81,7 +82,7 @@ class LocalStorage:
             found = self._place(key, data, _replace)
             return _info(key, found, sha256=sha256_of(data), content_type=content_type)
 
-    def put_if_absent(self, key: str, data: bytes, *, content_type: str) -> bool:
+    def put_if_absent(self, key: str, data: Data, *, content_type: str) -> bool:
         with _translated(key):
             try:
                 self._place(key, data, _link)

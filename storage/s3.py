@@ -100,7 +100,7 @@ class S3Storage:
             etag = self._put_whole(key, data, content_type, tags)
         return ObjectInfo(key, size_of(data), etag, datetime.now(UTC), sha256, content_type)
 
-    def put_if_absent(self, key: str, data: bytes, *, content_type: str) -> bool:
+    def put_if_absent(self, key: str, data: Data, *, content_type: str) -> bool:
         if not self.conditional_put:
             raise StorageRefused(f"{self.url} has no conditional PUT")
         return self._put_once(key, data, content_type)
@@ -233,8 +233,8 @@ class S3Storage:
             raise StorageUnavailable(f"{key}: acknowledged, yet not there in full")
         return found.etag
 
-    def _put_once(self, key: str, data: bytes, content_type: str) -> bool:
-        """A PUT that creates, with a mark of this very call.
+    def _put_once(self, key: str, data: Data, content_type: str) -> bool:
+        """A PUT that creates, with a mark of this very call. In one piece, files too: S3 takes 5 GiB so.
 
         When a retry, boto3's or ours, meets the object of an earlier try whose answer was lost, the mark
         tells.
@@ -245,14 +245,15 @@ class S3Storage:
 
         def put() -> bool:
             try:
-                self._client.put_object(
-                    Bucket=self._bucket,
-                    Key=name,
-                    Body=data,
-                    ContentType=content_type,
-                    Metadata={_WRITER: mark},
-                    IfNoneMatch="*",
-                )
+                with _body(data) as body:
+                    self._client.put_object(
+                        Bucket=self._bucket,
+                        Key=name,
+                        Body=body,
+                        ContentType=content_type,
+                        Metadata={_WRITER: mark},
+                        IfNoneMatch="*",
+                    )
             except ClientError as error:
                 if _status(error) != 412:
                     raise

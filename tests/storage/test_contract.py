@@ -97,6 +97,23 @@ def test_put_if_absent_creates_once(store: Storage) -> None:
     assert [info.key for info in store.list("")] == ["job/result.json"], "the probe leaves nothing"
 
 
+def test_put_if_absent_takes_a_file_and_large_ones_race_too(store: Storage, tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(4)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * (9 << 20))
+    assert store.conditional_put
+    start = Barrier(len(paths))
+
+    def run(path: Path) -> bool:
+        start.wait(30)
+        return store.put_if_absent("large", path, content_type="application/x-tar")
+
+    with ThreadPoolExecutor(len(paths)) as pool:
+        won = list(pool.map(run, paths))
+    assert won.count(True) == 1
+    assert store.get("large") == paths[won.index(True)].read_bytes()
+
+
 def test_twenty_races_have_one_winner_each(store: Storage) -> None:
     races, racers = 20, 4
     assert store.conditional_put
