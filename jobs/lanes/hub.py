@@ -53,6 +53,8 @@ class HubPump:
         return [channel for channel in self._poller.channels if channel.active_lanes]
 
     def _look(self) -> None:
+        for lanes in self._bells:
+            lanes.heard()
         self._wanted = True
 
     def _tick(self) -> None:
@@ -65,6 +67,7 @@ class HubPump:
         try:
             for channel in self._channels():
                 self._listen(channel)
+                channel.lanes.flush()
                 channel.pump()
         except ResponseError as error:
             logger.error("lanes: Redis refuses, next try in a second: %s", error)
@@ -98,10 +101,12 @@ class HubPump:
         except (RedisError, OSError) as error:
             logger.warning("lanes: the bell's connection is lost: %s", error)
             self._hang_up(lanes)
+            lanes.heard()
             self._wanted = True  # which also makes another bell
             return
         # A connection made anew by redis-py may have missed a ring.
         if self._watch(lanes) or rung:
+            lanes.heard()
             self._wanted = True
 
     def _watch(self, lanes: Lanes) -> bool:

@@ -65,6 +65,7 @@ class Lanes:
         self._wakers: set[Callable[[], None]] = set()
         self._held: dict[str, bool] = {}  # tag -> a task has started on it
         self._outbox: dict[str, _Ending] = {}
+        self._no_urgent: set[str] = set()  # lanes without interactive messages when last looked at
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
@@ -102,8 +103,28 @@ class Lanes:
         return batch
 
     def ack(self, tag: str) -> None:
-        """The message is done with. An unreachable Redis is told later; a stale tag is refused and logged."""
-        self._end(_Ending(Tag.parse(tag), acked=True))
+        """The message is done with. Redis is told by the next `flush`, which whoever is awakened makes; where nobody
+        would be, and once draining, it is told at once. An unreachable Redis is told later; a stale tag is refused
+        and logged."""
+        ending = _Ending(Tag.parse(tag), acked=True)
+        if self.draining or not self._wakers:
+            self._end(ending)
+            return
+        with self._lock:
+            self._held.pop(tag, None)
+            self._outbox[tag] = ending
+        self._gone(tag)
+
+    def flush(self) -> None:
+        """Tells Redis the endings that wait, all acknowledgements in one round trip. Raises redis.RedisError."""
+        with self._lock:
+            waiting, self._outbox = self._outbox, {}
+        try:
+            self._tell_many(list(waiting.values()))
+        except BaseException:
+            with self._lock:  # what Redis has heard already it may hear again
+                self._outbox = waiting | self._outbox
+            raise
 
     def requeue(self, tag: str, *, counted: bool = True, due_us: int = 0) -> None:
         """The message goes back to its place, or waits until `due_us`."""
@@ -132,6 +153,7 @@ class Lanes:
         up at once and leaves the rest to the heartbeat, or to the sweep of the others.
         """
         self.draining = True
+        self._flush_quietly()
         with self._lock:
             tags = [tag for tag, started in self._held.items() if everything or not started]
             for tag in tags:
@@ -149,12 +171,7 @@ class Lanes:
 
     def beat(self) -> None:
         """One heartbeat: endings that wait, then new leases for what is alive. Raises redis.RedisError."""
-        with self._lock:
-            waiting = list(self._outbox.values())
-        for ending in waiting:
-            self._tell(ending)
-            with self._lock:
-                self._outbox.pop(str(ending.tag), None)
+        self.flush()
         with self._lock:
             held = list(self._held)
         lanes: dict[str, list[Tag]] = defaultdict(list)
@@ -174,10 +191,15 @@ class Lanes:
         return returned
 
     def close(self) -> None:
-        """Ends the heartbeat. What is still held is swept by the others."""
+        """Ends the heartbeat, after the last endings were told. What is still held is swept by the others."""
         self._stop.set()
         if self._heart is not None:
             self._heart.join()
+        self._flush_quietly()
+
+    def heard(self) -> None:
+        """The bell rang, or may have: there may be interactive messages again."""
+        self._no_urgent.clear()
 
     # --- hooks
 
@@ -208,9 +230,19 @@ class Lanes:
                 lane, self.owner, rows=want.rows, seats=common, open_key=want.open_key, room=want.room
             )
         urgent = max(want.rows, want.urgent)
-        if batch is None and not begin and free > 0 and urgent > 0:
+        if batch is None and not begin and free > 0 and urgent > 0 and lane not in self._no_urgent:
             batch = self.store.fetch(lane, self.owner, rows=urgent, seats=free, lowest_class=0)
+            if batch is None and self._wakers:  # the bell will tell of the next one
+                self._no_urgent.add(lane)
         return batch
+
+    def _flush_quietly(self) -> None:
+        from redis import RedisError
+
+        try:
+            self.flush()
+        except RedisError as error:
+            logger.warning("endings wait for Redis: %s", error)
 
     def _drained_meanwhile(self) -> bool:
         """Draining began while a fetch was under way: what it brought goes back too."""
@@ -259,6 +291,17 @@ class Lanes:
             outcome = self.store.ack(ending.tag)
         else:
             outcome = self.store.requeue(ending.tag, counted=ending.counted, due_us=ending.due_us)
+        self._told(ending, outcome)
+
+    def _tell_many(self, endings: list[_Ending]) -> None:
+        acked = [ending for ending in endings if ending.acked]
+        for ending, outcome in zip(acked, self.store.ack_many([one.tag for one in acked]), strict=True):
+            self._told(ending, outcome)
+        for ending in endings:
+            if not ending.acked:
+                self._tell(ending)
+
+    def _told(self, ending: _Ending, outcome: Outcome) -> None:
         if outcome is Outcome.STALE:
             logger.warning("ending of %s refused: it was delivered again or given back", ending.tag.id)
         elif outcome is Outcome.DEAD:

@@ -5,7 +5,7 @@ requeue or extend changes nothing more and answers the same. Raises redis.RedisE
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -117,11 +117,14 @@ class LaneStore:
         """The pub/sub channel of a lane."""
         return f"{self.base(lane)}:bell"
 
-    def _run(self, name: str, lane: str, *args: str | int) -> Any:
+    def _script(self, name: str) -> Any:
         if name not in self._scripts:
             flags = self._flags() if name in _DRAINS else ""
             self._scripts[name] = self.client.register_script(flags + script(name))
-        return self._scripts[name](keys=[self.base(lane)], args=args)
+        return self._scripts[name]
+
+    def _run(self, name: str, lane: str, *args: str | int) -> Any:
+        return self._script(name)(keys=[self.base(lane)], args=args)
 
     def _flags(self) -> str:
         """What lets a script run on a full server, known since Redis 7 (and to no server without INFO)."""
@@ -184,6 +187,22 @@ class LaneStore:
 
     def ack(self, tag: Tag) -> Outcome:
         return _ACK[self._run("ack", tag.lane, tag.id, tag.delivery)]
+
+    def ack_many(self, tags: Sequence[Tag]) -> list[Outcome]:
+        """In one round trip; in more where the server does not know the script yet."""
+        from redis.exceptions import NoScriptError
+
+        if len(tags) < 2:
+            return [self.ack(tag) for tag in tags]
+        pipe = self.client.pipeline(transaction=False)
+        for tag in tags:
+            pipe.evalsha(self._script("ack").sha, 1, self.base(tag.lane), tag.id, tag.delivery)
+        outcomes = []
+        for tag, reply in zip(tags, pipe.execute(raise_on_error=False), strict=True):
+            if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+                raise reply
+            outcomes.append(self.ack(tag) if isinstance(reply, Exception) else _ACK[reply])
+        return outcomes
 
     def requeue(self, tag: Tag, *, counted: bool = True, due_us: int = 0) -> Outcome:
         """Back to its old place, or aside until `due_us`; not `counted`: as if never delivered."""

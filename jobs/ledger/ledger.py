@@ -65,15 +65,20 @@ class Runner:
         return op.parse(cast("Reply", reply))
 
     def run_many(self, ops: Sequence[Op[T]]) -> list[T | Exception]:
-        """All in one round trip. What an operation's reader raises stands in its place; errors of the
-        connection are raised, and the whole may be run again."""
+        """All in one round trip; in two where the server does not know a script yet. What an operation's reader
+        raises stands in its place; errors of the connection are raised, and the whole may be run again."""
+        from redis.exceptions import NoScriptError
+
         scripts = self._scripts
-        for name in {op.script for op in ops}:
-            self.client.script_load(scripts.texts[name])
         pipe = self.client.pipeline(transaction=False)
         for op in ops:
             pipe.evalsha(scripts.hashes[op.script], 0, *op.args)
         replies = cast("list[Reply | Exception]", pipe.execute(raise_on_error=False))
+        unknown = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        for index in unknown:
+            pipe.eval(scripts.texts[ops[index].script], 0, *ops[index].args)
+        for index, reply in zip(unknown, pipe.execute(raise_on_error=False), strict=True):
+            replies[index] = reply
         return [outcome(op, reply) for op, reply in zip(ops, replies, strict=True)]
 
 

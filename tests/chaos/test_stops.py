@@ -9,10 +9,9 @@ import time
 
 import psutil
 import pytest
-from saggar.jobs.record import JobRecord
 from saggar.workers.watchdog import Sight, Watchdog
 
-from tests.support.cluster import WorkerProcess, until
+from tests.support.cluster import until
 from tests.support.site import LANE, Site, freeze
 
 pytestmark = pytest.mark.e2e
@@ -33,12 +32,12 @@ def test_sigterm_finishes_what_runs_and_hands_the_rest_over_at_once(site: Site) 
     site.serving(2)
     first.process.terminate()
     told = time.monotonic()
-    until(lambda: sum(is_of(r, other) for r in site.client.list(state="running").records) >= 8)
+    until(lambda: sum(other.has(r) for r in site.client.list(state="running").records) >= 8)
     handed_over = time.monotonic() - told
     print(f"handed over after {handed_over:.2f} s")
     assert first.process.wait(30) == 0
     records = site.wait(ids)
-    assert sum(is_of(record, other) for record in records) == 16
+    assert sum(other.has(record) for record in records) == 16
     assert {record.suspicions for record in records} == {0}
     assert handed_over < 3.0, handed_over  # a second, on a machine with nothing else to do
     site.check(records)
@@ -58,11 +57,6 @@ def test_what_a_stopping_worker_finishes_is_acknowledged(site: Site) -> None:
     size = site.lane.size(LANE)
     assert (size.waiting, size.leased, size.delayed) == (0, 0, 0), size
     site.nothing_is_left()
-
-
-def is_of(record: JobRecord, worker: WorkerProcess) -> bool:
-    """Whether this worker has it, or had it last."""
-    return f":{worker.child().pid}:" in (record.owner or "")
 
 
 def test_a_job_longer_than_the_grace_time_is_given_back_and_no_suspect(site: Site) -> None:

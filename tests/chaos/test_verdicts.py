@@ -55,7 +55,7 @@ class Bench:
     def crash(self, job: Job, times: int) -> None:
         """As if workers had died while executing it; the last message is left to whoever comes."""
         for number in range(times):
-            started = self.ledger.start(job.id, "victim", f"crash-{number}", self.record(job).put)
+            started = self.ledger.start(job.id, f"victim {number}", f"crash-{number}", self.record(job).put)
             self.ledger.progress(job.id, started.attempt, 0, 4)
 
     def lane_key(self, job: Job) -> str:

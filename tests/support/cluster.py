@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import psutil
 from saggar.jobs.cards import Cards
+from saggar.jobs.record import JobRecord
 from saggar.jobs.settings import JobSettings, connect
 
 T = TypeVar("T")
@@ -86,6 +87,10 @@ class WorkerProcess:
         return until(
             lambda: next(iter(psutil.Process(self.process.pid).children()), None), what="a child process"
         )
+
+    def has(self, record: JobRecord) -> bool:
+        """Whether it has this job in hand, or had it last."""
+        return f":{self.child().pid}:" in (record.owner or "")
 
     def family(self) -> list[psutil.Process]:
         """The supervisor and everything under it."""
