@@ -29,6 +29,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
 _SUPPORT = {
     "base",
+    "binned",
     "checkpoint",
     "common",
     "files",

@@ -74,10 +74,23 @@ SDXL = Case(
     ),
     stochastic={"_class_name": "EulerAncestralDiscreteScheduler"},
 )
+PIXART = Case(
+    "pixart",
+    "PixArtSigmaPipeline",
+    unlike={"guidance_scale": 1.0, "clean_caption": False},
+    options=({"use_resolution_binning": True}, {"use_resolution_binning": True, "height": 40, "width": 72}),
+    samplers=(
+        {"algorithm_type": "sde-dpmsolver++"},
+        {"solver_order": 3, "use_karras_sigmas": True},
+        {"_class_name": "DDIMScheduler"},
+    ),
+    stochastic={"algorithm_type": "sde-dpmsolver++"},
+)
 CASES = [
     Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False),
     Case("sd3", "StableDiffusion3Pipeline"),
     SDXL,
+    PIXART,
 ]
 VARIANTS = [replace(SDXL, name="sdxl-distilled")]
 """Other checkpoints of the same families: compared once, in a batch."""

@@ -191,6 +191,20 @@ def test_what_a_model_takes_is_known_without_its_weights(models: Models, tmp_pat
                               "enum", "default", "description", "anyOf"}  # fmt: skip
 
 
+def test_without_a_table_of_sizes_there_is_no_resolution_binning(models: Models, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models("pixart"), tmp_path / "pixart"))
+    binned = Request("a", "x", params={"use_resolution_binning": True})
+    small, large = open_family(str(folder)), Request("b", "x")
+    assert small.cost(small.validate(binned)) == 16 * small.cost(small.validate(large))
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sample_size": 48}))
+    (folder / "saggar.json").unlink()
+    family = open_family(str(folder))
+    assert family.validate(Request("a", "x")).params["use_resolution_binning"] is False
+    with pytest.raises(InvalidRequest, match=r"params\.use_resolution_binning: True is not a choice"):
+        family.validate(binned)
+
+
 def test_the_revision_follows_the_content(models: Models, sd3: Path) -> None:
     before = open_family(str(models("sd3"))).checkpoint.revision
     assert open_family(str(sd3)).checkpoint.revision == before

@@ -298,7 +298,8 @@ def test_parameters_of_one_family_alone(
     first, *others = engine.generate([usual, *requests])
     for request, output in zip(requests, others, strict=True):
         assert_equal(output, plain(request))
-        assert np.abs(floats(output) - floats(first)).max() > 1e-3, request.params
+        same_size = output.arrays[0].shape == first.arrays[0].shape
+        assert not same_size or np.abs(floats(output) - floats(first)).max() > 1e-3, request.params
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda case: case.name)

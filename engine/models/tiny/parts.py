@@ -6,6 +6,7 @@ Tokenizers know single characters and are saved once: every process that loads t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +104,12 @@ def save(
     folder: Path,
     seed: int,
     text: str | None = "max_sequence_length",
+    defaults: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> None:
     """Random weights for all parts, then the folder. Untouched, the output layers are near zero: one picture
-    for all. `text` is the parameter that TEXT becomes the default of; `config` goes to the pipeline.
+    for all. `text` is the parameter that TEXT becomes the default of, `defaults` are others; `config` goes
+    to the pipeline.
     """
     import torch
 
@@ -117,10 +120,10 @@ def save(
             for name, value in part.named_parameters():
                 _randomise(name, value, generator)
     pipeline(**parts, **config).save_pretrained(str(folder), safe_serialization=True)
-    params = {name: {"default": SIZE} for name in ("height", "width")} | (
-        {text: {"default": TEXT}} if text else {}
+    values = {"height": SIZE, "width": SIZE, **({text: TEXT} if text else {}), **(defaults or {})}
+    write_json(
+        folder / "saggar.json", {"params": {name: {"default": value} for name, value in values.items()}}
     )
-    write_json(folder / "saggar.json", {"params": params})
 
 
 def _randomise(name: str, value: torch.Tensor, generator: torch.Generator) -> None:
