@@ -51,6 +51,8 @@ class BinnedFamily(TorchFamily[B]):
     grid: ClassVar[int]
     text: ClassVar[int]
     largest_latent: ClassVar[int]
+    default_size: ClassVar[int | None] = None
+    """For pipelines whose default does not follow from the checkpoint."""
     batch_fields = ("height", "width", "max_sequence_length", "use_resolution_binning")
 
     @abstractmethod
@@ -61,7 +63,7 @@ class BinnedFamily(TorchFamily[B]):
         """The grid follows from VAE, patch and pipeline. A denoiser of a size that has no table has no binning."""
         cell = self._cell()
         size = {
-            "default": self._sample_size() * self.factor(),
+            "default": self.default_size or self._sample_size() * self.factor(),
             "minimum": math.lcm(self.grid, cell),
             "maximum": self.largest_latent * self.factor(),
             "multipleOf": math.lcm(self.grid, cell),

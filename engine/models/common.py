@@ -141,7 +141,7 @@ def first_noise(state: RequestState[torch.Tensor, Any, Any], *shape: int, like: 
         (state.request.num_outputs, *shape), generator=state.generators, device=like.device, dtype=like.dtype
     )
     sampler: Any = state.sampler
-    strong: torch.Tensor = noise * sampler.init_noise_sigma
+    strong: torch.Tensor = noise * getattr(sampler, "init_noise_sigma", 1.0)
     return strong
 
 

@@ -16,6 +16,7 @@ class Case:
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
     negative: whether the pipeline takes a negative prompt at all.
     wide: another size than the usual one. plain: what the plain pipeline's call needs besides.
+    own_defaults: parameters whose null stands for the pipeline's default, which is too long for a schema.
     unlike: what a third row has that differs from the others. options: parameters that only this family has, those
     of one dictionary together change the picture. samplers: words of the scheduler's configuration, or another class
     (`_class_name`), that the family must bear as the plain pipeline does.
@@ -30,6 +31,7 @@ class Case:
     negative: bool = True
     wide: tuple[int, int] = (40, 72)
     plain: dict[str, Any] = field(default_factory=dict)
+    own_defaults: tuple[str, ...] = ()
     unlike: dict[str, Any] = field(default_factory=lambda: {"guidance_scale": 1.0})
     options: tuple[dict[str, Any], ...] = ()
     samplers: tuple[dict[str, Any], ...] = ()
@@ -78,11 +80,28 @@ PIXART = Case(
     "pixart",
     "PixArtSigmaPipeline",
     unlike={"guidance_scale": 1.0, "clean_caption": False},
-    options=({"use_resolution_binning": True}, {"use_resolution_binning": True, "height": 40, "width": 72}),
+    options=({"use_resolution_binning": True, "height": 40, "width": 72, "num_inference_steps": 2},),
     samplers=(
         {"algorithm_type": "sde-dpmsolver++"},
         {"solver_order": 3, "use_karras_sigmas": True},
         {"_class_name": "DDIMScheduler"},
+    ),
+    stochastic={"algorithm_type": "sde-dpmsolver++"},
+)
+SANA = Case(
+    "sana",
+    "SanaPipeline",
+    wide=(32, 96),
+    own_defaults=("complex_human_instruction",),
+    unlike={"guidance_scale": 1.0, "complex_human_instruction": []},
+    options=(
+        {"use_resolution_binning": True, "height": 32, "width": 96, "num_inference_steps": 2},
+        {"complex_human_instruction": []},
+        {"complex_human_instruction": ["Paint what is said:", "Prompt: "]},
+    ),
+    samplers=(
+        {"algorithm_type": "sde-dpmsolver++"},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
     ),
     stochastic={"algorithm_type": "sde-dpmsolver++"},
 )
@@ -91,6 +110,7 @@ CASES = [
     Case("sd3", "StableDiffusion3Pipeline"),
     SDXL,
     PIXART,
+    SANA,
 ]
 VARIANTS = [replace(SDXL, name="sdxl-distilled")]
 """Other checkpoints of the same families: compared once, in a batch."""

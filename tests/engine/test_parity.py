@@ -381,7 +381,9 @@ def test_every_default_equals_the_pipelines_own(case: Case) -> None:
     compared = 0
     for field in fields(family.Params):
         assert field.name in call, f"{field.name} is not an argument of the pipeline"
-        if call[field.name].default is not None:
+        if field.name in case.own_defaults:
+            assert field.default is None
+        elif call[field.name].default is not None:
             assert field.default is not MISSING
             assert field.default == call[field.name].default, field.name
             compared += 1

@@ -18,6 +18,7 @@ SIZE = 64
 TEXT = 64
 """Default length of its text, in tokens."""
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-"
+_PAIRS = "e▁s▁d▁t▁,▁thineranreontiorenatalesarde"
 
 
 def vae(**config: Any) -> Any:
@@ -74,6 +75,24 @@ def t5(width: int = 32) -> Any:
     return T5EncoderModel(config)
 
 
+def gemma() -> Any:
+    """Gemma 2's decoder, which encodes texts."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    config = Gemma2Config(
+        vocab_size=len(_gemma_vocabulary()),
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        max_position_embeddings=4096,
+    )
+    return Gemma2Model(config)
+
+
 def _clip_vocabulary() -> dict[str, int]:
     tokens = ["<|startoftext|>", "<|endoftext|>", *_CHARACTERS, *(f"{char}</w>" for char in _CHARACTERS)]
     return {token: index for index, token in enumerate(tokens)}
@@ -96,6 +115,22 @@ def t5_tokenizer() -> Any:
     from transformers import T5Tokenizer
 
     return T5Tokenizer(vocab=_t5_vocabulary(), extra_ids=0, model_max_length=512)
+
+
+def _gemma_vocabulary() -> dict[str, int]:
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *_CHARACTERS, *map("".join, _gemma_merges())]
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def _gemma_merges() -> list[tuple[str, str]]:
+    return list(zip(_PAIRS[::2], _PAIRS[1::2], strict=True))
+
+
+def gemma_tokenizer() -> Any:
+    """Of 4096 tokens. It knows pairs of characters too: Sana puts a page of text before each prompt."""
+    from transformers import GemmaTokenizer
+
+    return GemmaTokenizer(vocab=_gemma_vocabulary(), merges=_gemma_merges(), model_max_length=4096)
 
 
 def save(
