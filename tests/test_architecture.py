@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -152,16 +153,29 @@ def test_the_engine_imports_only_from_floors_below_or_its_own() -> None:
 
 
 def test_a_family_imports_no_sibling() -> None:
-    shared = {"base", "checkpoint", "common", "files", "registry", "state", "torch_family"}
+    families = family_files()
+    assert {"flux", "sd3", "sdxl", "pixart", "sana", "noop"} <= families.keys()
     wrong = []
     for path in (ROOT / "engine" / "models").glob("*.py"):
         for line, name in imports(path):
-            if within(name, "saggar.engine.models") and path.stem not in {"registry", "__init__"}:
-                parts = name.removeprefix("saggar.engine.models").removeprefix(".").split(".")
-                sibling = parts[0] and (path.parent / f"{parts[0]}.py").exists()
-                if sibling and parts[0] not in shared:
-                    wrong.append(f"{path.name}:{line}: {name}")
+            sibling = name.removeprefix("saggar.engine.models.").split(".")[0]
+            if within(name, "saggar.engine.models") and sibling in families and sibling != path.stem:
+                wrong.append(f"{path.name}:{line}: {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_family_is_one_thin_file() -> None:
+    lines = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in family_files().items()
+    }
+    assert {name: count for name, count in lines.items() if not 60 <= count <= 300} == {}
+    assert median(lines.values()) <= 180
+
+
+def family_files() -> dict[str, Path]:
+    """The files of engine/models that serve a pipeline's class, by module."""
+    found = {path.stem: path for path in (ROOT / "engine" / "models").glob("*.py")}
+    return {name: path for name, path in found.items() if "\n@serves(" in path.read_text(encoding="utf-8")}
 
 
 def test_torch_cuda_is_named_in_the_platforms_file_alone() -> None:

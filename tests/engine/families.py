@@ -105,13 +105,14 @@ SANA = Case(
     ),
     stochastic={"algorithm_type": "sde-dpmsolver++"},
 )
+FLUX = Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False)
 CASES = [
-    Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False),
+    FLUX,
     Case("sd3", "StableDiffusion3Pipeline"),
     SDXL,
     PIXART,
     SANA,
 ]
-VARIANTS = [replace(SDXL, name="sdxl-distilled")]
+VARIANTS = [replace(FLUX, name="flux-schnell"), replace(SDXL, name="sdxl-distilled")]
 """Other checkpoints of the same families: compared once, in a batch."""
 BY_NAME = {case.name: case for case in CASES + VARIANTS}

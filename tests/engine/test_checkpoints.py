@@ -22,8 +22,11 @@ from saggar.engine import (
     open_family,
 )
 from saggar.engine.models import registry
-from saggar.engine.models.tiny import make_tiny
+from saggar.engine.models.tiny import make_tiny, tiny_models
+from saggar.engine.models.torch_family import TorchFamily
 from saggar.engine.worker.loader import load
+
+from tests.engine.families import CASES, VARIANTS
 
 Models = Callable[[str], Path]
 
@@ -162,10 +165,24 @@ def test_an_unknown_name_lists_what_exists(tmp_path: Path, monkeypatch: pytest.M
         open_family("saggar/nothing")
 
 
-def test_every_family_has_a_tiny_model(tmp_path: Path) -> None:
+def test_a_tiny_model_that_is_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no tiny model of 'huge': there are "):
         make_tiny("huge", tmp_path)
-    assert {"FluxPipeline", "StableDiffusion3Pipeline", "NoopPipeline"} <= set(families())
+
+
+def test_every_class_that_is_served_has_a_tiny_model_that_opens(models: Models) -> None:
+    opened = {name: open_family(str(models(name))) for name in tiny_models()}
+    here = {name for name, family in families().items() if family.__module__.startswith("saggar.engine.")}
+    assert {family.checkpoint.class_name for family in opened.values()} == here
+    for name, family in opened.items():
+        assert name.replace("-", "_").startswith(type(family).__module__.rpartition(".")[2])
+        assert family.cost(family.validate(Request("a", "x"))) > 0
+
+
+def test_a_served_class_is_compared_with_plain_diffusers() -> None:
+    served = {name for name, family in families().items() if issubclass(family, TorchFamily)}
+    assert served == {case.class_name for case in CASES}
+    assert {case.name for case in CASES + VARIANTS} <= set(tiny_models())
 
 
 def test_what_a_model_takes_is_known_without_its_weights(models: Models, tmp_path: Path) -> None:

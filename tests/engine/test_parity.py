@@ -314,6 +314,17 @@ def test_other_checkpoints_of_a_family(
         assert_equal(output, _plain(models(variant.name), variant.name)(request))
 
 
+def test_schnell_ignores_the_distilled_guidance_as_the_plain_pipeline_does(make_engine: MakeEngine) -> None:
+    engine = make_engine("flux-schnell", pixels="float32", warmup=())
+    weak, strong = (
+        Request(f"g{scale}", "fox", params={"num_inference_steps": 4, "guidance_scale": scale})
+        for scale in (1.0, 7.0)
+    )
+    first, second = engine.generate([weak, strong])
+    assert first.batch_size == 2
+    assert_equal(first, floats(second))
+
+
 def test_sd3_without_its_t5(make_engine: MakeEngine, models: Callable[[str], Path], tmp_path: Path) -> None:
     folder = tmp_path / "sd3"
     shutil.copytree(models("sd3"), folder, ignore=shutil.ignore_patterns("text_encoder_3", "tokenizer_3"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from saggar.engine.models.tiny.parts import clip, clip_tokenizer, save, t5, t5_tokenizer, vae
 
 
-def build(folder: Path, seed: int) -> None:
-    """Write it into `folder`."""
+def build(folder: Path, seed: int, guidance: bool = True, scheduler: Any = None) -> None:
+    """Write it into `folder`, with or without distilled guidance, with another scheduler if one is given."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
     transformer = FluxTransformer2DModel(
@@ -20,10 +21,10 @@ def build(folder: Path, seed: int) -> None:
         joint_attention_dim=32,
         pooled_projection_dim=32,
         axes_dims_rope=(4, 4, 8),
-        guidance_embeds=True,
+        guidance_embeds=guidance,
     )
     parts = {
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        "scheduler": scheduler or FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         "vae": vae(),
         "text_encoder": clip(projection=False),
         "tokenizer": clip_tokenizer(),
