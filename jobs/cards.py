@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from saggar.jobs.errors import InvalidCard, InvalidJob, UnknownModel
 from saggar.jobs.invalid import one_line, shown, unknown_name
 from saggar.jobs.params import ParamsChecker
-from saggar.jobs.schema import Job, ParamValue
+from saggar.jobs.schema import LOSSLESS, Job, ParamValue
 
 if TYPE_CHECKING:
     import redis
@@ -110,6 +110,11 @@ def check_job(job: Job, card: ModelCard) -> Job:
     elif output.format not in card.formats:
         raise InvalidJob(
             "output.format", f"{output.format} is not made by {card.model}", ", ".join(card.formats)
+        )
+    if output.quality is not None and output.format in LOSSLESS:
+        lossy = ", ".join(name for name in card.formats if name not in LOSSLESS) or "none"
+        raise InvalidJob(
+            "output.quality", f"says nothing to {output.format}, which loses nothing", f"with {lossy}"
         )
     return with_seed(job.model_copy(update={"params": params, "output": output}))
 

@@ -38,6 +38,7 @@ MAX_PARAMS = 128
 Scalar = bool | int | float | str | None
 ParamValue = Scalar | list[Scalar]
 Format = Literal["png", "webp", "jpeg", "mp4", "webm", "wav", "flac"]
+LOSSLESS = frozenset({"png", "wav", "flac"})
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=/-]{0,63}")
@@ -99,6 +100,8 @@ def _check_prefix(value: object) -> str:
 def _check_unicode(value: str) -> str:
     if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
         raise ValueError("is not valid Unicode (allowed: text without lone surrogates)")
+    if "\0" in value:
+        raise ValueError("has a NUL character (allowed: text without it)")
     return value
 
 
@@ -143,7 +146,7 @@ class Lora(_Part):
 
 class OutputSpec(_Part):
     """How results are written. `format` None is the model's own first format; `prefix` is a path below
-    the worker's storage root; `quality` counts for the lossy formats only."""
+    the worker's storage root; `quality` is for the lossy formats only."""
 
     format: Format | None = None
     quality: int | None = Field(default=None, ge=1, le=100)

@@ -75,6 +75,7 @@ class S3Storage:
         return self.probe() if self._conditional is None else self._conditional
 
     def probe(self) -> bool:
+        self._require_bucket()  # some servers make one at the first PUT, also of a mistyped name
         key = f"_probe/{uuid.uuid4().hex}"
         self.put(key, b"first", content_type="text/plain")
         try:
@@ -84,6 +85,18 @@ class S3Storage:
         finally:
             self.delete([key])
         return self._conditional
+
+    def _require_bucket(self) -> None:
+        """Raises StorageConfigError when there is none. Whoever may not look learns at the first PUT."""
+        try:
+            self._call(self._bucket, lambda: self._client.head_bucket(Bucket=self._bucket))
+        except NotFound as error:
+            raise StorageConfigError(
+                f"s3://{self._bucket}: there is no such bucket; make it, or correct the name"
+            ) from error
+        except StorageRefused as error:
+            if error.status != 403:
+                raise
 
     def make_bucket(self) -> None:
         """Create the bucket unless it exists."""

@@ -256,6 +256,22 @@ def test_what_was_acknowledged_survives_a_killed_server(s3_server: S3Server, s3_
 
 
 @pytest.mark.e2e
+def test_a_bucket_that_is_not_there_is_not_made_by_looking(s3_server: S3Server, s3_store: S3Storage) -> None:
+    storage = S3Storage(f"mistyped-{os.getpid()}", "", StorageSettings.from_env())
+    with pytest.raises(StorageConfigError, match="there is no such bucket; make it, or correct the name"):
+        storage.probe()
+    assert f"mistyped-{os.getpid()}" not in [
+        bucket["Name"] for bucket in s3_server.client().list_buckets()["Buckets"]
+    ]
+
+
+def test_whoever_may_not_look_for_the_bucket_may_still_put(scripted) -> None:
+    server, storage = scripted(lambda verb, *_: 403 if verb == "HEAD" else 200)
+    assert not storage.probe()
+    assert server.requests["PUT"] == 2
+
+
+@pytest.mark.e2e
 def test_a_bucket_is_made_once_and_ready_twice(
     s3_server: S3Server, s3_store: S3Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
