@@ -17,6 +17,8 @@ from saggar.engine.errors import (
     EngineClosed,
     EngineError,
     InvalidRequest,
+    OutOfMemory,
+    RanksParted,
     RowFailed,
     WorkerDied,
 )
@@ -134,6 +136,7 @@ class Book:
 
         Those that were running are run again alone, once: returns those that have ended.
         """
+        last = OutOfMemory(str(error)) if isinstance(error, RanksParted) and error.memory else error
         plan = self._under_way.pop(replica, None)
         self._drops.pop(replica, None)
         endings: list[Ending] = []
@@ -142,7 +145,7 @@ class Book:
             if plan is not None and live.entry.id in plan.run:
                 live.deaths += 1
             if live.stopping is not None or live.deaths >= DEATHS:
-                endings.append(self._end(live, live.stopping or error))
+                endings.append(self._end(live, live.stopping or last))
             else:
                 live.entry.suspect = live.deaths > 0
                 self._scheduler.put_back(live.entry)

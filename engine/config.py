@@ -29,7 +29,8 @@ class Patience:
     """When a rank counts as lost, and how often its group is started anew; times in seconds.
 
     pulse_s: how often a rank tells that it lives, from a thread of its own. silence_s: it is lost when it told
-    nothing for so long and used no processor time either.
+    nothing for so long and used no processor time either. A rank that failed waits as long for the others of its
+    group to fail alike.
     progress_s, progress_factor: one verb may take progress_s, or progress_factor × the slowest seen of the same
     verb and shape, whichever is longer; first_s is the least for a shape that was never seen. While a group loads
     and warms up there is no such limit.

@@ -7,12 +7,17 @@ EngineError
 ├── RowFailed         this request's own encode, step or decode failed; its neighbours went on
 ├── OutOfMemory       one row alone does not fit in the device
 ├── WorkerDied        a rank ended while it held this request; another try may succeed
+│   └── RanksParted   one rank of several failed where the others did not, so the group was ended
 ├── Cancelled         ended because its owner asked for it
 ├── DeadlineExceeded  ended because its time was over
 └── EngineClosed      the engine was closed before the request could end
 
 Every class keeps its arguments in `args`, so that an error survives the trip between processes.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class EngineError(Exception):
@@ -51,6 +56,18 @@ class OutOfMemory(EngineError):
 
 class WorkerDied(EngineError):
     """A rank's process ended; the text says how."""
+
+
+class RanksParted(WorkerDied):
+    """`memory`: it ran out of memory. `row_limits`: the rows of one forward that it learned by that, by batch key."""
+
+    def __init__(self, text: str, memory: bool = False, row_limits: Mapping[str, int] | None = None) -> None:
+        super().__init__(text, memory, row_limits)
+        self.memory = memory
+        self.row_limits = dict(row_limits or {})
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Cancelled(EngineError):

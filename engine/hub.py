@@ -90,7 +90,8 @@ class Hub:
         """A replica's ranks have failed: what they were doing goes back, and for a while it does not serve."""
         with self.lock:
             self._set_trouble(replica, str(error))
-            ended = self.book.put_back(WorkerDied(str(error)), replica)
+            death = error if isinstance(error, WorkerDied) else WorkerDied(str(error))
+            ended = self.book.put_back(death, replica)
         self.deliver(ended)
         self.tell_room()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from saggar.engine.config import EngineConfig
@@ -20,13 +20,18 @@ _M = TypeVar("_M")
 
 
 class Group:
-    """Used by one thread at a time, but for `exit_text` and `send`."""
+    """Used by one thread at a time, but for `exit_text` and `send`. `row_limits`: see plan.Start."""
 
-    def __init__(self, config: EngineConfig, replica: int, slowest: Slowest) -> None:
+    def __init__(
+        self, config: EngineConfig, replica: int, slowest: Slowest, row_limits: Mapping[str, int]
+    ) -> None:
         self.ranks: list[Rank] = []
         self._poll = select.poll()
         self._by_fd: dict[int, Rank] = {}
-        starts = [Start(config, number, replica * config.ranks + number) for number in range(config.ranks)]
+        starts = [
+            Start(config, number, replica * config.ranks + number, dict(row_limits))
+            for number in range(config.ranks)
+        ]
         try:
             self._spawn(starts)
             self._watch = Watch(self.ranks, config.patience, slowest)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import EngineError, WorkerDied
+from saggar.engine.errors import EngineError, RanksParted, WorkerDied
 from saggar.engine.executor.base import Health
 from saggar.engine.executor.group import Group
 from saggar.engine.worker.plan import Call, Cancel, Plan, Ready, Reply, Report
@@ -21,12 +21,13 @@ class MultiprocExecutor:
         self._config = config
         self._replica = replica
         self._slowest = Slowest()
+        self._row_limits: dict[str, int] = {}
         self._group: Group | None = None
 
     def start(self, idle: Callable[[], None] = lambda: None) -> Ready:
         """Start the ranks and wait until all are ready, however long they load. Raises what stopped one."""
         self.abort()
-        self._group = Group(self._config, self._replica, self._slowest)
+        self._group = Group(self._config, self._replica, self._slowest, self._row_limits)
         try:
             return self._group.wait_ready(idle)
         except BaseException:
@@ -37,8 +38,12 @@ class MultiprocExecutor:
         """Send the plan, pass on its steps, return rank 0's report once all have one. WorkerDied."""
         group = self._started()
         group.send(plan)
-        with _any_failure_is_a_death():
-            return group.gather(Report, lambda: on_step(()), on_step)[0]
+        try:
+            with _any_failure_is_a_death():
+                return group.gather(Report, lambda: on_step(()), on_step)[0]
+        except RanksParted as error:
+            self._row_limits |= error.row_limits  # never above what the group was told
+            raise
 
     def cancel(self, plan_id: int, request_ids: Iterable[str]) -> None:
         """A message of its own, which the ranks read during a forward."""

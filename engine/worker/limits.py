@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class RowLimits:
-    """Limits by batch key; those that were learned stay for the life of the process."""
+    """Limits by batch key; those that were `learned` before, or are now, stay for the life of the process."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, learned: Mapping[str, int] | None = None) -> None:
         self._max_rows = max_rows
-        self._learned: dict[str, int] = {}
+        self._learned: dict[str, int] = dict(learned or {})
 
     def of(self, key: str) -> int:
         """Rows of one forward of this key."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.platform.base import Placement
 from saggar.engine.worker.agreement import agreement
 from saggar.engine.worker.extension import Extension, make_extension
+from saggar.engine.worker.limits import RowLimits
 from saggar.engine.worker.plan import Ready
 from saggar.engine.worker.pulse import Activity
 from saggar.engine.worker.runner import Runner
@@ -17,10 +19,13 @@ from saggar.engine.worker.team import Team
 
 
 def load(
-    config: EngineConfig, team: Team | None = None, activity: Activity | None = None
+    config: EngineConfig,
+    team: Team | None = None,
+    activity: Activity | None = None,
+    row_limits: Mapping[str, int] | None = None,
 ) -> tuple[Runner, Ready]:
     """Load the model of `config` in this process. Raises LoadError (also where ranks differ), Unsupported, or what
-    the warm-up raises.
+    the warm-up raises. `row_limits`: see plan.Start.
     """
     team = team or Team(0)
     family = open_family(config.model)
@@ -28,6 +33,8 @@ def load(
     make = _with_torch if family.uses_torch else _plain
     runner, numerics = make(config, family, extension, team.slot)
     runner.activity = activity or runner.activity
+    runner.limits = RowLimits(config.max_batch, row_limits)
+    runner.alike = team.alike
     agreed = agreement(config, family, numerics)
     team.compare(agreed)
     end = time.monotonic() + config.warmup_limit_s

@@ -67,11 +67,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank needs to begin. `slot` is its place among the ranks of all replicas."""
+    """What a rank needs to begin. `slot` is its place among the ranks of all replicas; `row_limits` are the most rows
+    of one forward by batch key, where an earlier group has learned that memory holds no more.
+    """
 
     config: EngineConfig
     rank: int
     slot: int
+    row_limits: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -86,12 +86,13 @@ def main(control: int, pulse: int, *links: int) -> int:
     start = cast(Start, channel.receive())
     activity = Activity()
     send_pulses(socket.socket(fileno=pulse), activity, start.config.patience.pulse_s)
-    team = Team(start.rank, [Channel(socket.socket(fileno=link)) for link in links], start.slot)
+    channels = [Channel(socket.socket(fileno=link)) for link in links]
+    team = Team(start.rank, channels, start.slot, start.config.patience.silence_s)
     inbox = Inbox(channel)
     started = False
     try:
         with World(start.config, team):
-            runner, ready = load(start.config, team, activity)
+            runner, ready = load(start.config, team, activity, start.row_limits)
             channel.send(ready)
             started = True
             _serve(runner, inbox, channel, team)

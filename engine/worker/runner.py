@@ -1,8 +1,9 @@
 """Carries out plans on a loaded family: encode, step, decode. One request's failure stays its own.
 
 A verb that fails for a list is tried again by halves, so that only the culprits end in error; verbs
-therefore bear being called again for the same states. With several ranks a failure inside a collective is
-the group's, not a row's: at each border they agree on what has failed and what is cancelled.
+therefore bear being called again for the same states. With several ranks the others may wait in a collective for one
+that failed: it tries again only if all failed alike, else the group ends (team.py). At each border they agree on what
+has failed and what is cancelled.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from saggar.engine.worker.extension import Extension
 from saggar.engine.worker.limits import RowLimits
 from saggar.engine.worker.plan import Call, Plan, Reply, Report, RowReport, RowStatus
 from saggar.engine.worker.pulse import Activity
+from saggar.engine.worker.team import GROUP_ENDS, Trouble
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +57,8 @@ class Runner:
         self.states: dict[str, State] = {}
         self.extension = extension or Extension(family, 0)
         self.activity = activity or Activity()
+        self.alike: Callable[[Trouble], None] = lambda trouble: None
+        """Called before anything is tried again; raises when other ranks did not fail in the same way."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -221,9 +225,11 @@ class _Turn:
             except Exception as error:
                 if limit == 1 or not self._runner.means_memory(error):
                     raise
+                text = str(error)
             # Out of the handler: only now is what the failed forward held free.
             limit = limits.halve(key, limit)
             self._runner.free_memory()
+            self._runner.alike(Trouble("a forward's memory", f"out of memory: {text}", True, {key: limit}))
             self._family.count("memory.halved", 1)
 
     def _preview(self, state: State) -> None:
@@ -263,11 +269,15 @@ class _Turn:
         try:
             action(states)
             return
+        except GROUP_ENDS:
+            raise
         except Exception as error:  # noqa: BLE001  (whatever a model raises is that row's error)
             failure, memory = self._runner.failure(error), self._runner.means_memory(error)
+            what = f"{type(error).__name__} of {', '.join(state.id for state in states)}"
         # Out of the handler: only now is what the failed call held free.
         if memory:
             self._runner.free_memory()
+        self._runner.alike(Trouble(what, str(failure), memory))
         if len(states) == 1:
             self._failed[states[0].id] = failure
             return

@@ -33,7 +33,7 @@ VERBS = {
 def order(verb: str, how: str, rank: int = 0, times: int = 1) -> str:
     """The prompt of a request that has `how` done to a rank in a verb, so many times in all.
 
-    how: kill, stop, raise, exit, hang, or a number of seconds to wait.
+    how: kill, stop, raise, memory, exit, hang, or a number of seconds to wait.
     """
     return f"fault {verb} {how} {rank} {times}"
 
@@ -141,6 +141,8 @@ def _do(how: str) -> None:
         os._exit(3)
     elif how == "raise":
         raise RuntimeError("asked to fail")
+    elif how == "memory":
+        raise MemoryError("asked to fail")
     elif how == "hang":
         time.sleep(3600)
     else:

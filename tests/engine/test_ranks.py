@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from saggar.engine import Cancelled, Engine, LoadError, Unsupported
+from saggar.engine import Cancelled, Engine, LoadError, OutOfMemory, Unsupported, WorkerDied
 from saggar.engine.config import EngineConfig, Patience
+from saggar.engine.errors import RanksParted
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.faults import DIFFERENCES, FAULTS, FOLDER, order, told_otherwise
-from tests.engine.support import alive, at_step, check_noop, eventually, noop
+from tests.engine.support import Recorder, alive, at_step, check_noop, eventually, noop, settled
 
 pytestmark = pytest.mark.procs
 
@@ -94,9 +95,7 @@ def test_a_rank_that_fails_takes_its_group_along_and_no_request(
     engine = start(ranks)
     pids = engine.health().pids
     engine.pause()
-    # A verb that raises for three is tried again by halves, down to the one.
-    times = 3 if how == "raise" and verb != "step" else 1
-    requests = [noop("a"), noop("b", prompt=order(verb, how, rank, times)), noop("c")]
+    requests = [noop("a"), noop("b", prompt=order(verb, how, rank)), noop("c")]
     handles = [engine.submit(request) for request in requests]
     engine.resume()
     for request, handle in zip(requests, handles, strict=True):
@@ -106,6 +105,53 @@ def test_a_rank_that_fails_takes_its_group_along_and_no_request(
     assert not set(pids) & set(engine.health().pids)
     eventually(lambda: not any(alive(pid) for pid in pids))
     assert set(os.listdir("/dev/shm")) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_ends_on_one_rank_ends_the_group_and_the_rows_run_at_half_size(
+    start: Callable[..., Engine], rank: int
+) -> None:
+    engine = start(2)
+    before = engine.health().pids
+    request = noop("a", prompt=order("predict", "memory", rank), num_outputs=8, steps=3)
+    recorder = Recorder()
+    check_noop(request, engine.submit(request, on_event=recorder).result(30))
+    assert recorder.kinds("a").count("started") == 2
+    assert not set(before) & set(engine.health().pids)
+    assert settled(engine)["forwards.cond"] == 6  # of the new ranks: two in each of three steps
+    again = noop("b", num_outputs=8, steps=3)
+    check_noop(again, engine.submit(again).result(30))
+    assert settled(engine)["forwards.cond"] == 12
+
+
+@pytest.mark.parametrize(("how", "kind"), [("memory", OutOfMemory), ("raise", WorkerDied)])
+def test_a_row_that_fails_on_one_rank_again_ends_in_error(
+    start: Callable[..., Engine], how: str, kind: type[Exception]
+) -> None:
+    engine = start(2)
+    culprit = engine.submit(noop("a", prompt=order("decode", how, 1, 9)))
+    error = culprit.wait()
+    assert type(error) is (kind if kind is OutOfMemory else RanksParted)
+    assert isinstance(error, kind)
+    assert "rank 1 failed and rank 0 did not: " in str(error)
+    assert "asked to fail" in str(error)
+    check_noop(noop("b"), engine.submit(noop("b")).result(30))
+
+
+def test_what_fails_alike_on_all_ranks_is_a_rows_error(start: Callable[..., Engine], mode: str) -> None:
+    engine = start(3, mode=mode)
+    pids = engine.health().pids
+    engine.pause()
+    good = [engine.submit(noop(f"g{i}", memory_rows=3)) for i in range(5)]
+    verbs = ("encode", "predict", "step", "decode")
+    bad = [engine.submit(noop(verb, fail_at=verb, fail_text="cracked")) for verb in verbs[: 8 - len(good)]]
+    engine.resume()
+    assert {str(handle.wait()) for handle in bad} == {"ValueError: cracked"}
+    for handle in good:
+        check_noop(noop(handle.id), handle.result(30))
+    assert engine.health().pids == pids
+    assert engine.health().ok
+    assert settled(engine)["memory.halved"] > 0
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
