@@ -35,6 +35,7 @@ class Stoppable(Protocol):
 class Attempt:
     """One job in hand. The task's thread, the engine's and the pulse's write to it: each field has one writer.
 
+    `suspicions` are the job's from before; `starts`: how often the engine began, again each time that its ranks died.
     `over` is set once whatever it makes will not be seen: it stops at the next chance.
     """
 
@@ -45,6 +46,8 @@ class Attempt:
     step: int = 0
     steps: int = 0
     drained: bool = False
+    suspicions: int = 0
+    starts: int = 0
     over: threading.Event = field(default_factory=threading.Event)
     handle: Stoppable | None = None
     told: tuple[Phase, int] = ("waiting", 0)
@@ -100,6 +103,7 @@ class Attempts:
             attempt.step, attempt.steps = event.step, event.steps or attempt.steps
             if event.kind == "started":
                 attempt.batch = {"batch_id": event.batch_id, "batch_size": event.batch_size}
+                attempt.starts += 1
                 attempt.phase = "executing"
                 self._bell.set()
 

@@ -102,7 +102,7 @@ class Service:
         started = self._insist(lambda: self._ledger.start(job_id, self._owner, token, put), None)
         if isinstance(started, NotStarted):
             return self._not_started(job_id, started)
-        attempt = Attempt(job_id, started.attempt, token)
+        attempt = Attempt(job_id, started.attempt, token, suspicions=started.suspicions)
         self._attempts.add(attempt)
         try:
             checked = self._checked(started.job)
@@ -111,7 +111,7 @@ class Service:
             if started.stopping:
                 raise self._ended(attempt)
             self._placed(checked, started, attempt, key)
-            return self._attempt(checked, attempt, reservation, started.suspicions >= ALONE_AFTER)
+            return self._attempt(checked, attempt, reservation)
         except Failed as failure:
             raise self._failed(failure, attempt) from failure
         except (Dropped, GivenBack, redis.RedisError):
@@ -172,26 +172,34 @@ class Service:
         alone = crashes >= ALONE_AFTER
         place = alone_key(job.id) if alone else batch_key(job, self._card)
         if started.crashed:
-            pause = _RETRY_PAUSE_S * 2 ** (crashes - 1)
             why = JobError(kind="worker_died", message="its worker died while executing it")
-            self._again(job, attempt, why, pause, alone)
+            self._again(job, attempt, why, _pause_s(crashes), alone)
         if key is not None and key != place:
             why = JobError(kind="rekeyed", message="waits under another batch key")
             self._again(job, attempt, why, 0.0, alone)
 
-    def _again(self, job: Job, attempt: Attempt, why: JobError, delay_s: float, alone: bool) -> NoReturn:
+    def _again(
+        self, job: Job, attempt: Attempt, why: JobError, delay_s: float, alone: bool, suspicions: int = 0
+    ) -> NoReturn:
         """`job`: checked, so that its next message waits under the key that `_placed` looks for."""
         self._insist(
             lambda: self._ledger.retry(
-                attempt.job_id, attempt.number, why, self._card, job=job, delay_s=delay_s, alone=alone
+                attempt.job_id,
+                attempt.number,
+                why,
+                self._card,
+                job=job,
+                delay_s=delay_s,
+                alone=alone,
+                suspicions=suspicions,
             ),
             attempt,
         )
         raise Dropped(f"{attempt.job_id}: has another message now")
 
-    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None, alone: bool) -> JobResult:
+    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> JobResult:
         try:
-            if alone:
+            if attempt.suspicions >= ALONE_AFTER:
                 self._wait_for_an_empty_engine(attempt)
             output = self._generate(job, attempt, reservation)
             return self._publish(job, attempt, output)
@@ -237,7 +245,12 @@ class Service:
             raise Failed("row_failed", str(error)) from error
         except engine_errors.InvalidRequest:
             raise
-        except engine_errors.EngineError as error:  # WorkerDied, EngineClosed, or its loop has failed
+        except engine_errors.WorkerDied as error:
+            if not attempt.starts:
+                raise self._engine_lost(attempt) from error
+            self._on_engine_lost()
+            self._suspect(job, attempt, str(error))
+        except engine_errors.EngineError as error:  # EngineClosed, or its loop has failed
             raise self._engine_lost(attempt) from error
 
     def _publish(self, job: Job, attempt: Attempt, output: Output) -> JobResult:
@@ -279,6 +292,12 @@ class Service:
             self._insist(lambda: self._ledger.disown(attempt.job_id, attempt.number), attempt)
         return GivenBack(attempt.job_id)
 
+    def _suspect(self, job: Job, attempt: Attempt, reason: str) -> NoReturn:
+        """The engine's ranks died each time that it began. As many crashes as if workers had died of it."""
+        crashes = attempt.suspicions + attempt.starts
+        why = JobError(kind="worker_died", message=f"the ranks died while executing it: {reason}"[:4000])
+        self._again(job, attempt, why, _pause_s(crashes), crashes >= ALONE_AFTER, attempt.starts)
+
     def _insist(self, call: Callable[[], T], attempt: Attempt | None) -> T:
         """Calls the ledger until it answers, for as long as the attempt is wanted.
 
@@ -292,6 +311,11 @@ class Service:
                     raise
                 if self._stop.wait(_REDIS_PAUSE_S) or not (attempt is None or attempt.wanted):
                     raise GivenBack("the ledger does not answer") from error
+
+
+def _pause_s(crashes: int) -> float:
+    """Before the next attempt of a job in whose hands so many workers or ranks died."""
+    return float(_RETRY_PAUSE_S * 2 ** (crashes - 1))
 
 
 def _passes(error: redis.RedisError) -> bool:

@@ -161,12 +161,13 @@ class Ledger:
         job: Job | None = None,
         delay_s: float = 0.0,
         alone: bool = False,
+        suspicions: int = 0,
     ) -> bool:
         """Another attempt under a new message at the job's old place, not before a time, or not before
         `delay_s` from now on Redis's clock; `alone`: under a batch key of its own. `job`: as the card completes
         it, for one that was queued without; its message then waits under the key the worker compares with, and
-        the record keeps it. The caller acknowledges the old message. False: fenced. A job that shall stop ends
-        here."""
+        the record keeps it, with so many `suspicions` more. The caller acknowledges the old message. False:
+        fenced. A job that shall stop ends here."""
         record = self.get(job_id)
         if record is None:
             return False
@@ -175,7 +176,7 @@ class Ledger:
         job = job or record.job
         message = job_message(job, card, put=put, extras=record.extras, eta_us=eta_us, alone=alone)
         data: Data = {"kind": error.kind, "message": error.message}
-        return self._run(self.ops.retry(job, attempt, message, put, data, delay_s))
+        return self._run(self.ops.retry(job, attempt, message, put, data, delay_s, suspicions))
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> parse.Ending:
         """Success: result, terminal event and Celery's result at once. Only for the current attempt."""

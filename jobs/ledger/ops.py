@@ -89,11 +89,18 @@ class Ops:
         return Op("disown", [check_id(job_id), attempt], lambda reply: reply != "fenced")
 
     def retry(
-        self, job: Job, attempt: int, message: LaneMessage, put: int, data: Data, delay_s: float = 0.0
+        self,
+        job: Job,
+        attempt: int,
+        message: LaneMessage,
+        put: int,
+        data: Data,
+        delay_s: float = 0.0,
+        suspicions: int = 0,
     ) -> Op[bool]:
-        """A worker's, of the checked job: the record has it from now on."""
+        """A worker's, of the checked job: the record has it from now on, and so many suspicions more."""
         args: list[Argument] = [job.id, attempt, put, self._base(message.lane), compact(data)]
-        args += [round(delay_s * 1e6), job.to_json(), *message.args()]
+        args += [round(delay_s * 1e6), job.to_json(), *message.args(), suspicions]
         return Op("retry", args, lambda reply: reply not in ("fenced", "unknown", "changed"))
 
     def revive(self, job: Job, message: LaneMessage, put: int) -> Op[bool]:

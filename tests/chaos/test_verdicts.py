@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import fakeredis
 import pytest
 from saggar.engine.config import EngineConfig
 from saggar.engine.engine import Engine
-from saggar.engine.errors import EngineError
+from saggar.engine.errors import EngineError, WorkerDied
+from saggar.engine.live import OnEvent
+from saggar.engine.request import EngineEvent, Request
 from saggar.jobs.cards import batch_key, check_job
 from saggar.jobs.errors import JobFailed
 from saggar.jobs.ledger import Ledger, alone_key, is_alone, job_message
@@ -136,6 +139,45 @@ def test_the_third_crash_is_the_last(bench: Bench) -> None:
         bench.service.run(job.id, "t1", key=alone_key(job.id))
     record = bench.record(job)
     assert (record.dead, record.suspicions) == (True, 3)
+
+
+class Lost:
+    """A request whose ranks died each time that they began it, so many times."""
+
+    def __init__(self, deaths: int) -> None:
+        self._deaths = deaths
+
+    def submit(self, request: Request, *, reservation: object, on_event: OnEvent) -> Lost:
+        for _ in range(self._deaths):
+            on_event(EngineEvent("started", request.id, 0, 4, "batch", 1))
+        return self
+
+    def result(self) -> NoReturn:
+        raise WorkerDied("the rank's process has ended (killed by SIGKILL)")
+
+
+def test_ranks_that_die_of_a_job_count_like_workers(bench: Bench, monkeypatch) -> None:
+    job = bench.queue()
+    plain = batch_key(job, bench.card)
+    monkeypatch.setattr(bench.engine, "submit", Lost(2).submit)
+    with pytest.raises(Dropped):
+        bench.service.run(job.id, "t1", key=plain)
+    assert (bench.record(job).state, bench.record(job).suspicions) == ("queued", 2)
+    assert bench.lane_key(job) == alone_key(job.id)
+    monkeypatch.setattr(bench.engine, "submit", Lost(1).submit)
+    with pytest.raises(Dropped):
+        bench.service.run(job.id, "t2", put=2, key=alone_key(job.id))
+    with pytest.raises(JobFailed, match="worker_died: its worker died 3 times"):
+        bench.service.run(job.id, "t3", put=3, key=alone_key(job.id))
+    assert (bench.record(job).dead, bench.record(job).suspicions) == (True, 3)
+
+
+def test_a_job_that_only_waited_when_the_engine_gave_up_is_no_suspect(bench: Bench, monkeypatch) -> None:
+    monkeypatch.setattr(bench.engine, "submit", Lost(0).submit)
+    job = bench.queue()
+    with pytest.raises(GivenBack):
+        bench.service.run(job.id, "t1")
+    assert (bench.record(job).state, bench.record(job).suspicions) == ("queued", 0)
 
 
 def test_a_crash_while_uploading_is_no_suspicion(bench: Bench) -> None:

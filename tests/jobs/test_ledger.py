@@ -181,6 +181,19 @@ def test_failure(ledger: Ledger, fake: redis.Redis) -> None:
     }
 
 
+def test_a_retry_counts_the_suspicions_that_it_is_told(ledger: Ledger) -> None:
+    submit(ledger, make_job(id="j"))
+    attempt = begin(ledger, "j")
+    for _ in range(2):  # sent twice is counted once
+        assert ledger.retry("j", attempt, BOOM, suspicions=2)
+    assert ledger.get("j").suspicions == 2
+    again = ledger.start("j", "w1", None, 2)
+    assert isinstance(again, Started)
+    assert again.suspicions == 2
+    assert ledger.retry("j", again.attempt, BOOM)
+    assert ledger.get("j").suspicions == 2
+
+
 def test_requeue_gives_back_without_a_new_message(ledger: Ledger, fake: redis.Redis) -> None:
     submit(ledger, make_job(id="j"))
     attempt = begin(ledger, "j")

@@ -4,10 +4,12 @@
 -- place, `delay` microseconds from now by this server's clock.
 -- `spec`: a worker's is the job completed by its card, whose batch key the message has; a producer's is the job without
 -- its deadline, kept if that is over: whoever tries again by hand wants it still.
+-- `suspicions`: how often the worker's ranks died while they executed it, which it outlived itself.
 -- -> state after it | fenced | unknown | changed (read again) | refused STATE
 local id, attempt, put, base, data, delay = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
 local spec = ARGV[7]
 local tag, uuid, class, batch_key, rows, eta, body = unpack(ARGV, 8, 14)
+local suspicions = tonumber(ARGV[15] or 0)
 local job, key = read(id), job_key(id)
 if not job then return 'unknown' end
 local mine = attempt == '' or job.attempt == tonumber(attempt)
@@ -38,6 +40,7 @@ if attempt == '' then
   call('DEL', META .. id) -- Celery: pending again
 end
 call('HSET', key, 'put', put)
+if suspicions > 0 then call('HINCRBY', key, 'suspicions', suspicions) end
 to_queued(id, job)
 emit(id, job, 'retrying', data)
 if delay > 0 then eta = lane.num(lane.now() + delay) end
