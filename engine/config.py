@@ -54,6 +54,36 @@ class Patience:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """A group of ranks over `count` machines. The engine's own is node 0: it listens at `address` (host:port), by which
+    the agents of the others find it (executor/agent.py), and has the first ranks / count of the ranks.
+
+    key_file: holds the key that all nodes share, None for the environment's SAGGAR_NODE_KEY.
+    """
+
+    count: int
+    address: str
+    key_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise Unsupported(f"nodes.count must be at least 2, not {self.count}")
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise Unsupported(f"nodes.address must be host:port, not {self.address!r}")
+
+    @property
+    def host(self) -> str:
+        """Node 0, as the others name it."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Where node 0 listens."""
+        return int(self.address.rpartition(":")[2])
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """`model` is a folder, a hub id (`org/name` or `org/name@revision`) or a known name such as `saggar/emoji`.
 
@@ -74,6 +104,7 @@ class EngineConfig:
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     ranks: processes that carry out each batch together, `multiproc` only.
     replicas: groups of ranks, each with a model of its own, that share the work.
+    nodes: where the ranks of the one replica live on several machines, None for this one.
     patience: when a rank counts as lost.
     """
 
@@ -99,6 +130,7 @@ class EngineConfig:
     worker_extension: str | None = None
     ranks: int = 1
     replicas: int = 1
+    nodes: Nodes | None = None
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
@@ -122,8 +154,22 @@ class EngineConfig:
                 raise Unsupported(f"{name} must be at least 1 or None, not {value}")
         if self.ranks > 1 and self.executor == "local":
             raise Unsupported(f"the local executor has one rank, not {self.ranks}")
+        self._check_nodes()
         if not self.ageing_s > 0:
             raise Unsupported(f"ageing_s must be above 0, not {self.ageing_s}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many ranks of a group one machine has."""
+        return self.ranks // (self.nodes.count if self.nodes else 1)
+
+    def _check_nodes(self) -> None:
+        if self.nodes is None:
+            return
+        if self.ranks % self.nodes.count:
+            raise Unsupported(f"{self.ranks} ranks cannot be shared evenly by {self.nodes.count} nodes")
+        if self.executor == "local" or self.replicas > 1:
+            raise Unsupported("several nodes need the multiproc executor and hold one replica")
 
     def _check_choices(self) -> None:
         choices = {"executor": ExecutorKind, "mode": Mode, "dtype": DtypeName, "pixels": Pixels}

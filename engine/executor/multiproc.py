@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import EngineError, RanksParted, WorkerDied
 from saggar.engine.executor.base import Health
-from saggar.engine.executor.group import Group
+from saggar.engine.executor.group import Away, Group
+from saggar.engine.executor.head import Head
 from saggar.engine.worker.plan import Call, Cancel, Plan, Ready, Reply, Report
 from saggar.engine.worker.pulse import Slowest
 from saggar.engine.worker.runner import OnStep
@@ -23,11 +24,13 @@ class MultiprocExecutor:
         self._slowest = Slowest()
         self._row_limits: dict[str, int] = {}
         self._group: Group | None = None
+        self._head: Head | None = None
 
     def start(self, idle: Callable[[], None] = lambda: None) -> Ready:
         """Start the ranks and wait until all are ready, however long they load. Raises what stopped one."""
         self.abort()
-        self._group = Group(self._config, self._replica, self._slowest, self._row_limits)
+        away = self._launch_away(idle)
+        self._group = Group(self._config, self._replica, self._slowest, self._row_limits, away)
         try:
             return self._group.wait_ready(idle)
         except BaseException:
@@ -76,6 +79,17 @@ class MultiprocExecutor:
         """Ask the ranks to end, and kill those that do not within a few seconds."""
         if self._group is not None:
             self._group.close()
+        if self._head is not None:
+            self._head.close()
+            self._head = None
+
+    def _launch_away(self, idle: Callable[[], None]) -> Away:
+        """The ranks of other nodes, which are waited for."""
+        nodes = self._config.nodes
+        if nodes is None:
+            return ()
+        self._head = self._head or Head(nodes, self._config.ranks_per_node, self._config.patience)
+        return self._head.launch(idle)
 
     def _started(self) -> Group:
         assert self._group is not None, "start first"

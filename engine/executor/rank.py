@@ -6,15 +6,18 @@ A rank is a fresh interpreter, never a fork. It ends when its channel closes, so
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from saggar.engine.errors import WorkerDied
+from saggar.engine.executor.keyed import KEY_VARIABLE
 from saggar.engine.worker.channel import Channel, ChannelClosed
 from saggar.engine.worker.plan import Shutdown, Start
 
@@ -24,63 +27,92 @@ _DEFAULTS = {
     "TRANSFORMERS_VERBOSITY": "error",
     # Threads that wait for each other by spinning are 30 times slower where others want the same cores.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # The ranks of a group share a machine; its name may lead elsewhere.
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
 }
 """The rank's environment where this process's own says nothing else."""
 
 
-class Rank:
-    """Starts the process. `links` are its ends of channels to other ranks; they stay open here."""
+def same_machine() -> dict[str, str]:
+    """For the environment of ranks that all live on one machine: its name may lead elsewhere."""
+    return {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
 
-    def __init__(self, start: Start, links: Sequence[socket.socket] = ()) -> None:
-        self.number = start.rank
+
+def is_loopback(host: str) -> bool:
+    """Whether all nodes are this one machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Member(Protocol):
+    """A rank of a group, wherever it lives. WorkerDied where it has ended."""
+
+    number: int
+
+    @property
+    def pid(self) -> int:
+        """Its process, a number of its own machine."""
+
+    @property
+    def guilty(self) -> bool:
+        """Whether it ended otherwise than because the others did."""
+
+    def fileno(self) -> int:
+        """For waiting for its messages."""
+
+    def begin(self, start: Start) -> None:
+        """Tell it what to be."""
+
+    def serving(self) -> None:
+        """The group is ready."""
+
+    def send(self, message: object) -> None:
+        """One message to it."""
+
+    def receive(self) -> object:
+        """The next message from it."""
+
+    def exit_text(self) -> str | None:
+        """How it ended, None while it lives."""
+
+    def kill(self) -> None:
+        """End it now; frees everything."""
+
+    def dismiss(self) -> None:
+        """Ask it to end; `end` waits for that."""
+
+    def end(self) -> None:
+        """Wait for its end, and kill it if it takes too long; frees everything."""
+
+
+class RankProcess:
+    """Starts the process. `control` is its end of the channel to the engine, `links` of those to other ranks; they stay
+    open here. `environ`: what it has instead of this process's environment's.
+    """
+
+    def __init__(
+        self, number: int, control: socket.socket, links: Sequence[socket.socket], environ: Mapping[str, str]
+    ) -> None:
+        self.number = number
         self._verdict: str | None = None
         self._judging = threading.Lock()
-        control, theirs = socket.socketpair()
         self.pulse, pulsing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.pulse.setblocking(False)
-        fds = [end.fileno() for end in (theirs, pulsing, *links)]
+        fds = [end.fileno() for end in (control, pulsing, *links)]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "saggar.engine.worker.process", *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env=_DEFAULTS | os.environ,
+                env=_environ(environ),
                 start_new_session=True,  # a terminal's Ctrl-C is for the parent alone
             )
         except BaseException:
-            control.close()
             self.pulse.close()
             raise
         finally:
-            theirs.close()
             pulsing.close()
         self.pid = self._process.pid
-        self._channel = Channel(control)
-
-    def fileno(self) -> int:
-        """For waiting for its messages."""
-        return self._channel.fileno()
-
-    def begin(self, start: Start) -> None:
-        """Tell it what to be. WorkerDied."""
-        self.send(sys.path)
-        self.send(start)
-
-    def send(self, message: object) -> None:
-        """WorkerDied if the process has ended."""
-        try:
-            self._channel.send(message)
-        except ChannelClosed:
-            raise self._died() from None
-
-    def receive(self) -> object:
-        """The next message. WorkerDied."""
-        try:
-            return self._channel.receive()
-        except ChannelClosed:
-            raise self._died() from None
 
     def exit_text(self) -> str | None:
         """How the process ended, None while it lives."""
@@ -106,12 +138,7 @@ class Rank:
         """End it now; frees everything."""
         self._process.kill()
         self._process.wait()
-        self._free()
-
-    def dismiss(self) -> None:
-        """Ask it to end; `end` waits for that."""
-        with contextlib.suppress(ChannelClosed):  # it may have ended already
-            self._channel.send(Shutdown())
+        self.pulse.close()
 
     def end(self) -> None:
         """Wait for its end, and kill it if it takes too long; frees everything."""
@@ -119,15 +146,71 @@ class Rank:
             self._process.wait(_END_S)
         self.kill()
 
-    def _free(self) -> None:
-        self._channel.close()
-        self.pulse.close()
-
-    def _died(self) -> WorkerDied:
-        """The channel is closed: the process has ended or is about to."""
+    def ended(self) -> str:
+        """Waits a little for its end, then kills it; how it ended."""
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        return WorkerDied(self.exit_text() or f"the rank's process {self.pid} has ended")
+        return self.exit_text() or f"the rank's process {self.pid} has ended"
+
+
+class Rank(RankProcess):
+    """A rank of this machine with the channel to it."""
+
+    def __init__(
+        self, start: Start, links: Sequence[socket.socket] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
+        control, theirs = socket.socketpair()
+        try:
+            super().__init__(start.rank, theirs, links, same_machine() if environ is None else environ)
+        except BaseException:
+            control.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel = Channel(control)
+
+    def fileno(self) -> int:
+        """For waiting for its messages."""
+        return self._channel.fileno()
+
+    def begin(self, start: Start) -> None:
+        """Tell it what to be. WorkerDied."""
+        self.send(sys.path)
+        self.send(start)
+
+    def serving(self) -> None:
+        """The watch of its own machine is told by the group."""
+
+    def send(self, message: object) -> None:
+        """WorkerDied if the process has ended."""
+        try:
+            self._channel.send(message)
+        except ChannelClosed:
+            raise WorkerDied(self.ended()) from None
+
+    def receive(self) -> object:
+        """The next message. WorkerDied."""
+        try:
+            return self._channel.receive()
+        except ChannelClosed:
+            raise WorkerDied(self.ended()) from None
+
+    def kill(self) -> None:
+        """End it now; frees everything."""
+        super().kill()
+        self._channel.close()
+
+    def dismiss(self) -> None:
+        """Ask it to end; `end` waits for that."""
+        with contextlib.suppress(ChannelClosed):  # it may have ended already
+            self._channel.send(Shutdown())
+
+
+def _environ(own: Mapping[str, str]) -> dict[str, str]:
+    """The key of the nodes is none of a rank's business."""
+    found = _DEFAULTS | dict(own) | os.environ
+    found.pop(KEY_VARIABLE, None)
+    return found

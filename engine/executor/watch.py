@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from saggar.engine.config import Patience
-from saggar.engine.executor.rank import Rank
+from saggar.engine.executor.rank import RankProcess
 from saggar.engine.worker.pulse import Pulse, Slowest
 
 _DATAGRAM = 1 << 18
@@ -76,7 +76,7 @@ class Watch:
 
     def __init__(
         self,
-        ranks: Sequence[Rank],
+        ranks: Sequence[RankProcess],
         patience: Patience,
         slowest: Slowest,
         clock: Callable[[], float] = time.monotonic,
@@ -118,7 +118,7 @@ class Watch:
         with contextlib.suppress(BlockingIOError):
             judge.hear(Pulse.unpack(rank.pulse.recv(_DATAGRAM)), self._clock())
 
-    def _look(self, rank: Rank, judge: Judge) -> None:
+    def _look(self, rank: RankProcess, judge: Judge) -> None:
         judge.see(work_of(rank.pid), self._clock())
         reason = judge.verdict(self._clock())
         if reason is not None:

@@ -1,9 +1,13 @@
 """Messages between two processes of a group over a socket pair, large arrays through shared memory.
 
+Memory is shared within one machine only: over a connection to another node arrays travel inside the message. What is
+large, the results, comes from rank 0, which lives on the engine's own node.
+
 A segment is an anonymous memory file: it has no name, so nothing is left behind however either side ends. Its
 descriptor travels with the message. Up to a few megabytes it is read and closed; above, it is mapped, the arrays
 are views of the mapping, and once they are gone it is used again (segments.py). Arrays are written compact: a view
-never ships its base. Only what came through the group's own socket pair is unpickled.
+never ships its base. Only what came through the group's own socket pair, or over a connection that has proven its key
+(executor/keyed.py), is unpickled.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._shares = sock.family == socket.AF_UNIX
         self._sending = threading.Lock()
         self._pool = Pool()
         self._loans = Loans()
@@ -51,7 +56,7 @@ class Channel:
 
     def send(self, message: object) -> None:
         """Send any picklable object. ChannelClosed."""
-        pickler = _Pickler()
+        pickler = _Pickler(self._shares)
         pickler.dump(message)
         body = pickler.buffer.getbuffer()
         if pickler.size >= MAPPED:
@@ -126,16 +131,17 @@ class Channel:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes large arrays out of the message and gives them a place in the segment."""
+    """Takes large arrays out of the message and gives them a place in the segment, where there can be one."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: bool) -> None:
         self.buffer = io.BytesIO()
         super().__init__(self.buffer, protocol=5)
         self.arrays: list[tuple[int, np.ndarray]] = []
         self.size = 0
+        self._shares = shares
 
     def persistent_id(self, value: object) -> tuple[str, tuple[int, ...], int] | None:
-        if type(value).__module__ != "numpy" or type(value).__name__ != "ndarray":
+        if not self._shares or type(value).__module__ != "numpy" or type(value).__name__ != "ndarray":
             return None
         found = cast(np.ndarray, value)
         if found.nbytes < SMALL or found.dtype.hasobject:

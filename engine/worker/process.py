@@ -82,7 +82,9 @@ def main(control: int, pulse: int, *links: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     channel = Channel(socket.socket(fileno=control))
-    sys.path[:] = cast("list[str]", channel.receive())
+    path = cast("list[str] | None", channel.receive())
+    if path is not None:  # None: the engine lives on another machine
+        sys.path[:] = path
     start = cast(Start, channel.receive())
     activity = Activity()
     send_pulses(socket.socket(fileno=pulse), activity, start.config.patience.pulse_s)

@@ -1,5 +1,5 @@
 """The ranks' communication library: torch.distributed over gloo or NCCL, for a group of more than one rank whose
-family uses torch. They meet at a store that rank 0 opens on a free port; the others hear of it by their link.
+family uses torch. They meet at a store that rank 0 opens on a free port of node 0; the others hear of it by their link.
 
 The parallel plans speak through the world's group; ranks that only do the same never need it.
 """
@@ -47,12 +47,13 @@ class World:
 
         dist: Any = importlib.import_module("torch.distributed")  # its stores are not in its types
         placement, platform = place(self._config, self._team.slot)
-        size = self._config.ranks
+        size, nodes = self._config.ranks, self._config.nodes
+        host = nodes.host if nodes is not None else _HERE
         if self._team.leads:
-            store = dist.TCPStore(_HERE, 0, size, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
             self._team.tell(store.port)
         else:
-            store = dist.TCPStore(_HERE, self._team.hear(), size, is_master=False)
+            store = dist.TCPStore(host, self._team.hear(), size, is_master=False)
         dist.init_process_group(platform.communication, store=store, rank=self._team.rank, world_size=size)
         here = torch.ones(1, device=placement.device)
         dist.all_reduce(here)

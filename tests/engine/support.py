@@ -90,6 +90,10 @@ class Echo(Extension):
         """The rank's process."""
         return os.getpid()
 
+    def numbers(self, count: int) -> np.ndarray:
+        """0, 1, 2 and so on, int64."""
+        return np.arange(count)
+
     def wait(self, seconds: float) -> float:
         """Takes its time."""
         time.sleep(seconds)
