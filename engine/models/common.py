@@ -1,81 +1,25 @@
-"""What diffusers' image families share: loading, samplers, noise, pixels. Imported in a rank only: it
+"""What diffusers' image families share: samplers, noise, pixels. Imported in a rank only: it
 imports torch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
 from saggar.engine.config import Pixels
-from saggar.engine.errors import EngineError, LoadError
-from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.loading import load_pipeline as load_pipeline  # noqa: PLC0414  (passed on)
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
 _PROBE = "a saggar, 2 kilns & naïve glazes: 釉"
 _PROBE_SEED = 20_260
-_LIBRARIES = ("diffusers", "transformers")
 Rows = Sequence[Row[torch.Tensor, Any, Any]]
-
-
-def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement) -> Any:
-    """The pipeline over its parts, on the rank's device and without gradients.
-
-    Weights come from safetensors alone: a pickle could run code. LoadError: a missing or damaged
-    component, wrong shapes, weights that lack names, no safetensors.
-    """
-    for library in _LIBRARIES:
-        importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
-    parts = {name: _load_part(checkpoint, name, placement) for name in checkpoint.components}
-    try:
-        kind = getattr(importlib.import_module("diffusers"), class_name)
-        return kind(**parts, **checkpoint.pipeline_settings(inspect.signature(kind).parameters))
-    except (TypeError, ValueError) as error:
-        raise LoadError(f"{checkpoint.folder}: its parts do not make a {class_name}: {error}") from error
-
-
-def _load_part(checkpoint: Checkpoint, name: str, placement: Placement) -> object:
-    source = checkpoint.components[name]
-    if source is None:
-        return None
-    library, class_name = source
-    folder = checkpoint.folder / name
-    if not folder.is_dir():
-        raise LoadError(f"{checkpoint.folder}: component {name} is missing")
-    # A checkpoint names classes, not modules to import at will.
-    kind = getattr(importlib.import_module(library), class_name, None) if library in _LIBRARIES else None
-    if kind is None:
-        raise LoadError(f"{checkpoint.folder}: component {name}: {library} has no class {class_name}")
-    try:
-        if not issubclass(kind, torch.nn.Module):
-            return kind.from_pretrained(str(folder), local_files_only=True)
-        return _load_module(kind, library, folder, placement)
-    except EngineError:
-        raise
-    except Exception as error:
-        raise LoadError(f"{folder}: {type(error).__name__}: {error}") from error
-
-
-def _load_module(kind: Any, library: str, folder: Path, placement: Placement) -> torch.nn.Module:
-    if not any(folder.glob("*.safetensors")):
-        raise LoadError(f"{folder}: there are no weights in safetensors, the only form that is loaded")
-    dtype = {"dtype" if library == "transformers" else "torch_dtype": placement.dtype}
-    module, info = kind.from_pretrained(
-        str(folder), use_safetensors=True, local_files_only=True, output_loading_info=True, **dtype
-    )
-    if info["missing_keys"] or info.get("mismatched_keys"):
-        wrong = sorted(str(key) for key in [*info["missing_keys"], *info.get("mismatched_keys", [])])
-        raise LoadError(f"{folder}: weights are missing or of another shape: {', '.join(wrong[:3])}")
-    return module.to(placement.device).requires_grad_(False).eval()  # type: ignore[no-any-return]
 
 
 def set_timesteps(

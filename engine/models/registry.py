@@ -34,10 +34,12 @@ _SUPPORT = {
     "common",
     "files",
     "huggingface",
+    "loading",
     "registry",
     "state",
     "tiny",
     "torch_family",
+    "weights",
 }
 """Modules beside the families'; importing some of them imports torch."""
 

@@ -91,6 +91,50 @@ def a_pickle(folder: Path) -> None:
     weights(folder / "vae").rename(folder / "vae" / "diffusion_pytorch_model.bin")
 
 
+def a_disguised_pickle(folder: Path) -> None:
+    weights(folder / "vae").write_bytes(b"PK\x03\x04 as torch.save writes it" + b"\0" * 100)
+
+
+def a_pointer(folder: Path) -> None:
+    weights(folder / "vae").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n")
+
+
+def a_dangling_link(folder: Path) -> None:
+    path = weights(folder / "vae")
+    path.unlink()
+    path.symlink_to("../../blobs/gone")
+
+
+def an_empty_file(folder: Path) -> None:
+    weights(folder / "transformer").write_bytes(b"")
+
+
+def a_damaged_header(folder: Path) -> None:
+    path = weights(folder / "transformer")
+    data = bytearray(path.read_bytes())
+    data[8:12] = b"\xff\xff\xff\xff"
+    path.write_bytes(bytes(data))
+
+
+def a_missing_shard(folder: Path) -> None:
+    path = weights(folder / "text_encoder_3")
+    path.rename(path.with_name("model-00001-of-00002.safetensors"))
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path.parent / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def a_damaged_index(folder: Path) -> None:
+    (folder / "text_encoder_3" / "model.safetensors.index.json").write_text('{"weight_map": []}')
+
+
+def a_damaged_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer" / "tokenizer.json").write_text("{")
+
+
+def a_damaged_scheduler(folder: Path) -> None:
+    (folder / "scheduler" / "scheduler_config.json").write_text("not JSON")
+
+
 def damaged_json(folder: Path) -> None:
     (folder / "transformer" / "config.json").write_text("{")
 
@@ -117,15 +161,30 @@ def a_part_that_is_not_named(folder: Path) -> None:
     [
         (a_module_of_its_own, "component vae: antigravity has no class AutoencoderKL"),
         (a_part_that_is_not_named, "its parts do not make a StableDiffusion3Pipeline: .*tokenizer"),
-        (missing_component, "component text_encoder_2 is missing"),
+        (missing_component, "component text_encoder_2 is missing: copy or fetch it again, or write"),
         (missing_configuration, "component vae is missing or has no configuration"),
-        (truncated_weights, "transformer: .*"),
-        (wrong_shapes, "transformer: .*"),
-        (wrong_text_shapes, "text_encoder_3: .*"),
-        (a_missing_weight, "transformer: .*"),
-        (a_missing_text_weight, "text_encoder: weights are missing or of another shape: .*weight"),
-        (a_pickle, "vae: there are no weights in safetensors, the only form that is loaded"),
-        (damaged_json, "config.json: .*"),
+        (truncated_weights, r"transformer/\S+: \d+ bytes, and it should have \d+: copy or fetch it again"),
+        (an_empty_file, r"transformer/\S+: no safetensors file, or cut off in its header: copy or fetch it"),
+        (a_damaged_header, r"transformer/\S+: its header is damaged: copy or fetch it again"),
+        (a_missing_shard, r"text_encoder_3: the shard model-00002-of-00002\.safetensors is missing: copy or"),
+        (a_damaged_index, r"text_encoder_3/model\.safetensors\.index\.json: not an index of shards"),
+        (wrong_shapes, r"transformer: weights do not fit its config\.json: \S+ is 32×64 and should be 32×48"),
+        (
+            wrong_text_shapes,
+            r"text_encoder_3: weights do not fit its config\.json: \S+ is 37×64 and should be",
+        ),
+        (a_missing_weight, r"transformer: weights do not fit its config\.json: \S+weight is missing"),
+        (a_missing_text_weight, r"text_encoder: weights do not fit its config\.json: \S+weight is missing"),
+        (
+            a_pickle,
+            r"vae: there are no weights in safetensors, the only form .*\.bin, a pickle, .* convert it",
+        ),
+        (a_disguised_pickle, r"vae/\S+: a pickle under another name, which is never loaded: convert it"),
+        (a_pointer, r"vae/\S+: a pointer of Git LFS, not the weights: run `git lfs pull`"),
+        (a_dangling_link, r"vae: \S+ is a link to nothing: copy or fetch it again"),
+        (damaged_json, r"transformer/config\.json: .*"),
+        (a_damaged_tokenizer, "tokenizer: .*"),
+        (a_damaged_scheduler, "scheduler: .*"),
         (unknown_component_class, "component vae: diffusers has no class AutoencoderXYZ"),
     ],
 )
@@ -136,6 +195,7 @@ def test_a_bad_checkpoint_is_one_clear_error_at_load(
     with pytest.raises(LoadError, match=says) as caught:
         load(EngineConfig(model=str(sd3), executor="local", threads=1))
     assert str(sd3) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_an_index_or_class_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""A pipeline of diffusers from its folder, its weights straight to the rank's device. Imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from saggar.engine.errors import EngineError, LoadError
+from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.weights import AGAIN, Weights, read_weights
+from saggar.engine.platform.base import Placement
+
+LIBRARIES = ("diffusers", "transformers")
+_LONGEST_REASON = 400
+
+
+def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement) -> Any:
+    """The pipeline over its parts, on the rank's device and without gradients.
+
+    Weights come from safetensors alone: a pickle could run code. All files are looked at before any is loaded.
+    LoadError: a missing or damaged component, wrong shapes, weights that lack names, no safetensors.
+    """
+    for library in LIBRARIES:
+        importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
+    kinds = {name: _kind(checkpoint, name) for name, source in checkpoint.components.items() if source}
+    weights = {
+        name: read_weights(checkpoint.folder / name)
+        for name, kind in kinds.items()
+        if issubclass(kind, torch.nn.Module)
+    }
+    parts: dict[str, object] = dict.fromkeys(checkpoint.components)
+    parts |= {name: _load_part(kinds[name], checkpoint.folder / name, weights, placement) for name in kinds}
+    try:
+        kind = getattr(importlib.import_module("diffusers"), class_name)
+        return kind(**parts, **checkpoint.pipeline_settings(inspect.signature(kind).parameters))
+    except (TypeError, ValueError) as error:
+        raise LoadError(f"{checkpoint.folder}: its parts do not make a {class_name}: {error}") from error
+
+
+def _kind(checkpoint: Checkpoint, name: str) -> type[Any]:
+    """The class of a component."""
+    source = checkpoint.components[name]
+    assert source is not None
+    library, class_name = source
+    if not (checkpoint.folder / name).is_dir():
+        raise LoadError(
+            f"{checkpoint.folder}: component {name} is missing: {AGAIN}, or write [null, null] for it in"
+            " model_index.json if the pipeline can do without"
+        )
+    # A checkpoint names classes, not modules to import at will.
+    module = library if library in LIBRARIES else f"diffusers.pipelines.{library}"
+    known = library in LIBRARIES or (library.isidentifier() and importlib.util.find_spec(module))
+    kind = getattr(importlib.import_module(module), class_name, None) if known else None
+    if not isinstance(kind, type):
+        raise LoadError(
+            f"{checkpoint.folder}: component {name}: {library} has no class {class_name}: this checkpoint needs another"
+            " version of it, or a plug-in"
+        )
+    return kind
+
+
+def _load_part(kind: Any, folder: Path, weights: Mapping[str, Weights], placement: Placement) -> object:
+    try:
+        if folder.name in weights:
+            return _load_module(kind, folder, weights[folder.name], placement)
+        return kind.from_pretrained(str(folder), local_files_only=True)
+    except EngineError:
+        raise
+    except Exception as error:
+        wrong = _disagreements(kind, folder, weights[folder.name]) if folder.name in weights else ""
+        raise LoadError(f"{folder}: {wrong or _one_line(error)}") from error
+
+
+def _load_module(kind: Any, folder: Path, weights: Weights, placement: Placement) -> torch.nn.Module:
+    """With one device in the map the libraries put each tensor there as it is read, and leave no hooks behind."""
+    ours = kind.__module__.partition(".")[0] == "diffusers"
+    options: dict[str, object] = {"torch_dtype": placement.dtype} if ours else {"dtype": placement.dtype}
+    if not ours:
+        options["ignore_mismatched_sizes"] = True  # they are refused below, with their names
+    module, info = kind.from_pretrained(
+        str(folder),
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
+        variant=weights.variant,
+        device_map={"": placement.device},
+        **options,
+    )
+    wrong = [
+        f"{key[0]} is {_shape(key[1])} and should be {_shape(key[2])}" for key in info["mismatched_keys"]
+    ]
+    wrong += [f"{key} is missing" for key in info["missing_keys"]]
+    if wrong:
+        raise LoadError(f"{folder}: {_told(wrong)}")
+    return module.to(placement.device).requires_grad_(False).eval()  # type: ignore[no-any-return]
+
+
+def _disagreements(kind: Any, folder: Path, weights: Weights) -> str:
+    """How the weights of a model of diffusers differ from what its configuration wants; "" if they do not."""
+    if kind.__module__.partition(".")[0] != "diffusers":
+        return ""
+    with torch.device("meta"):
+        wanted = kind.from_config(kind.load_config(str(folder))).state_dict()
+    found = weights.tensors
+    wrong = [
+        f"{name} is {_shape(found[name].shape)} and should be {_shape(value.shape)}"
+        for name, value in wanted.items()
+        if name in found and found[name].shape != tuple(value.shape)
+    ]
+    return _told([*wrong, *(f"{name} is missing" for name in wanted if name not in found)])
+
+
+def _told(wrong: list[str]) -> str:
+    if not wrong:
+        return ""
+    more = f" and {len(wrong) - 2} more" if len(wrong) > 2 else ""
+    return f"weights do not fit its config.json: {', '.join(sorted(wrong)[:2])}{more}: they belong to another one"
+
+
+def _shape(shape: Any) -> str:
+    return "×".join(str(int(side)) for side in shape)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:_LONGEST_REASON]}"

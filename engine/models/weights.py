@@ -1,0 +1,120 @@
+"""Safetensors files read by their headers: what is in them, whether they are whole. No torch, no weights.
+
+The form: 8 bytes, the length of a JSON object, the object (name -> dtype, shape, data_offsets), the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from saggar.engine.errors import LoadError
+from saggar.engine.models.files import choose_weights
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_LONGEST_HEADER = 100_000_000
+_LFS = b"version https://git-lfs"
+_PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
+AGAIN = "copy or fetch it again"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of a header; `dtype` as safetensors writes it: F32, BF16, F8_E4M3, I64."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def values(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights' files of one component, of one variant (None: the plain files), and all that is in them."""
+
+    variant: str | None
+    files: tuple[Path, ...]
+    tensors: dict[str, Tensor]
+
+
+def read_weights(folder: Path) -> Weights:
+    """What a component would be loaded from. LoadError: no safetensors, a shard is missing, or one is damaged."""
+    variant, names = choose_weights(path.name for path in folder.iterdir() if path.is_file())
+    dangling = [path.name for path in folder.iterdir() if not path.exists()]
+    if dangling:
+        raise LoadError(f"{folder}: {dangling[0]} is a link to nothing: {AGAIN}")
+    if not names:
+        raise LoadError(_no_weights(folder))
+    _check_shards(folder, variant, set(names))
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        tensors |= read_header(folder / name)
+    return Weights(variant, tuple(folder / name for name in names), tensors)
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """A file's tensors by name. LoadError: it is no safetensors file, or not a whole one."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(64)
+        if start.startswith(_LFS):
+            raise LoadError(
+                f"{path}: a pointer of Git LFS, not the weights: run `git lfs pull` in its folder"
+            )
+        if start.startswith(_PICKLED):
+            raise LoadError(f"{path}: a pickle under another name, which is never loaded: {_CONVERT}")
+        length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+            raise LoadError(f"{path}: no safetensors file, or cut off in its header: {AGAIN}")
+        file.seek(8)
+        text = file.read(length)
+    try:
+        tensors, end = _parse(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path}: its header is damaged: {AGAIN}") from error
+    if 8 + length + end != size:
+        raise LoadError(f"{path}: {size} bytes, and it should have {8 + length + end}: {AGAIN}")
+    return tensors
+
+
+_CONVERT = (
+    "convert it (save_pretrained with safe_serialization=True), or take a revision that has safetensors"
+)
+
+
+def _parse(text: bytes) -> tuple[dict[str, Tensor], int]:
+    """Tensors, and where the data of the last one ends."""
+    tensors, end = {}, 0
+    for name, entry in json.loads(text).items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            tensors[name] = Tensor(str(entry["dtype"]), tuple(map(int, entry["shape"])), last - first)
+            end = max(end, last)
+    return tensors, end
+
+
+def _check_shards(folder: Path, variant: str | None, names: set[str]) -> None:
+    """LoadError: an index names a shard of this variant that is not there."""
+    for path in sorted(folder.glob("*.safetensors.index*.json")):
+        try:
+            shards = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise LoadError(f"{path}: not an index of shards: {AGAIN}") from error
+        of_variant, _ = choose_weights(shards)
+        if of_variant == variant and (missing := sorted(shards - names)):
+            raise LoadError(f"{folder}: the shard {missing[0]} is missing: {AGAIN}")
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    only = f", only {pickles[0]}, a pickle, which could run code" if pickles else ""
+    return f"{folder}: there are no weights in safetensors, the only form that is loaded{only}: " + (
+        _CONVERT if pickles else AGAIN
+    )
