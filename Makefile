@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help demo cluster test lint types fmt pytest soak bench services clean
+.PHONY: help demo cluster test lint types fmt pytest soak bench services docs clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -53,6 +53,10 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.queue
 	$(BIN)/python -m benchmarks.engine_overhead
 	$(BIN)/python -m benchmarks.batching
+
+# make docs  docs/models.md, which follows from the families' code
+docs: .venv/.dev
+	$(BIN)/saggar models --markdown > docs/models.md
 
 fmt: .venv/.dev
 	$(BIN)/ruff format .

@@ -38,6 +38,10 @@ class Family(ABC, Generic[T, P, S]):
     tasks: ClassVar[tuple[str, ...]] = ("t2i",)
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
+    step_batching: ClassVar[bool] = True
+    """Requests may join and leave between its steps; without it, asking for step batches is an error at start."""
+    tells_steps: ClassVar[bool] = True
+    """It stands still between its steps: progress is told and a cancel takes effect there."""
     streaming: ClassVar[bool] = False
     """It delivers pieces before the end, at the borders that `chunk_due` names; the engine then batches by steps."""
 

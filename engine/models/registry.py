@@ -30,10 +30,12 @@ NAMESPACE = "saggar"
 _SUPPORT = {
     "base",
     "binned",
+    "capabilities",
     "checkpoint",
     "common",
     "files",
     "huggingface",
+    "inspection",
     "loading",
     "registry",
     "state",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,18 @@ def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     runner = CliRunner()
     assert runner.invoke(cli, ["models", "make-tiny", "noop", str(folder)]).exit_code == 0
-    assert '"family": "noop"' in runner.invoke(cli, ["models", "inspect", str(folder)]).output
+    assert "served by the family noop" in runner.invoke(cli, ["models", "inspect", str(folder)]).output
+    plain = json.loads(runner.invoke(cli, ["models", "inspect", str(folder), "--json"]).output)
+    assert (plain["family"], plain["capabilities"]["tasks"], plain["components"]) == ("noop", ["t2i"], [])
+
+
+def test_the_families_are_listed_with_what_they_can_do() -> None:
+    runner = CliRunner()
+    shown = runner.invoke(cli, ["models"]).output
+    assert "FluxPipeline" in shown
+    assert "by step, by request" in shown
+    listed = json.loads(runner.invoke(cli, ["models", "--json"]).output)["families"]
+    assert "noop" in {family["family"] for family in listed}
 
 
 def test_the_doctor_looks_at_everything_and_says_so(redis_url: str, tmp_path: Path) -> None:

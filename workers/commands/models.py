@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 from saggar.jobs.cards import Cards
@@ -12,27 +14,37 @@ from saggar.jobs.settings import connect
 from saggar.workers.commands.jobs import open_client, redis_option
 from saggar.workers.model_source import fetch_for_people
 
+if TYPE_CHECKING:
+    from saggar.engine.models.capabilities import Capabilities
+    from saggar.engine.models.inspection import Inspection, Part
+    from saggar.engine.request import JsonValue
+
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="The same, for programs.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="docs/models.md.")
 @click.pass_context
-def models(ctx: click.Context, as_json: bool) -> None:
-    """List families of models and built-in models; see the subcommands for more."""
+def models(ctx: click.Context, as_json: bool, as_markdown: bool) -> None:
+    """Families of models with what they can do, and built-in models; see the subcommands for more."""
     if ctx.invoked_subcommand is not None:
         return
-    from saggar.engine.models.registry import families, installed
+    from saggar.engine.models.capabilities import all_capabilities, markdown
+    from saggar.engine.models.registry import installed
 
-    known = [
-        (name, family.__name__, family.__module__.rpartition(".")[2]) for name, family in families().items()
-    ]
-    if as_json:
-        rows = [{"class_name": name, "family": family, "module": module} for name, family, module in known]
-        click.echo(json.dumps({"families": rows, "installed": installed()}, indent=2))
+    if as_markdown:
+        click.echo(markdown(), nl=False)
         return
-    click.echo("Pipelines that can be served (a diffusers folder whose model_index.json names one):")
-    for name, _, module in known:
-        click.echo(f"  {name:<28} {module}")
-    click.echo(f"Built-in models: {', '.join(installed()) or 'none'}")
+    found = all_capabilities()
+    if as_json:
+        click.echo(json.dumps({"families": [vars(one) for one in found], "installed": installed()}, indent=2))
+        return
+    click.echo(
+        "A diffusers folder, or a hub id, is served whose model_index.json names one of these pipelines:\n"
+    )
+    for line in _columns(_families_table(found)):
+        click.echo(line)
+    click.echo(f"\nBuilt-in models: {', '.join(installed()) or 'none'}")
+    click.echo("One model in particular: saggar models inspect MODEL")
 
 
 @models.command()
@@ -54,22 +66,121 @@ def served(redis_url: str | None) -> None:
 
 @models.command()
 @click.argument("model")
-def inspect(model: str) -> None:
-    """Show what MODEL is and takes, as JSON, without loading its weights."""
-    from saggar.engine.models.registry import open_family
+@click.option("--json", "as_json", is_flag=True, help="The same, for programs.")
+def inspect(model: str, as_json: bool) -> None:
+    """Show what MODEL is, takes and needs, without loading its weights.
 
-    family = open_family(fetch_for_people(model))
-    click.echo(json.dumps(family.info(model, 8, "").to_dict(), indent=2))
+    MODEL is a folder, a hub id, s3://bucket/folder or a built-in name; what is not here is fetched first.
+    """
+    from saggar.engine.models.inspection import inspect_model
+
+    found = inspect_model(fetch_for_people(model))
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+        return
+    for line in _told(found):
+        click.echo(line)
 
 
 @models.command("make-tiny")
-@click.argument("model")
+@click.argument("family")
 @click.argument("folder", type=click.Path(path_type=Path))
-def make_tiny_command(model: str, folder: Path) -> None:
-    """Write a tiny checkpoint with random weights of MODEL (flux, sd3, noop ...) to FOLDER: for tests and demos."""
+def make_tiny_command(family: str, folder: Path) -> None:
+    """Write a tiny checkpoint with random weights of FAMILY (flux, sd3, noop) to FOLDER: for tests and demos."""
     from saggar.engine.models.tiny import make_tiny
 
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder")
-    make_tiny(model, folder)
+    make_tiny(family, folder)
     click.echo(f"wrote {folder}")
+
+
+def _families_table(found: Iterable[Capabilities]) -> Iterator[list[str]]:
+    yield ["PIPELINE", "FAMILY", "TASKS", "BATCHES", "SIZES IN A BATCH", "ROWS SHARE"]
+    for one in found:
+        for pipeline in one.pipelines:
+            mixed = "mixed" if one.mixed_sizes else "one"
+            yield [
+                pipeline, one.family, ",".join(one.tasks), one.batches, mixed, ", ".join(one.shared) or "nothing"
+            ]  # fmt: skip
+
+
+def _told(found: Inspection) -> Iterator[str]:
+    """An inspection for people."""
+    info, can = found.info, found.can
+    yield from (f"{info.model}", f"  {info.class_name}, served by the family {can.family}: {can.about}")
+    yield from (f"  revision {info.revision}, in {found.folder}", "", "What it does")
+    yield from _columns(_abilities(can))
+    if found.parts:
+        yield from ("", "Memory of its weights (what a step computes comes on top)")
+        yield from _columns(_memory(found))
+        yield from (f"  {part.name}: {part.trouble}" for part in found.parts if part.trouble)
+    yield from ("", "Parameters")
+    yield from _columns(_parameters(found))
+    yield from ("", "Limits")
+    yield from _columns([name.replace("_", " "), str(limit)] for name, limit in info.limits.items())
+
+
+def _abilities(can: Capabilities) -> Iterator[list[str]]:
+    joining = ": requests join and leave between steps" if can.step_batches else " alone"
+    yield ["tasks", ", ".join(can.tasks)]
+    yield ["batches", f"{can.batches}{joining}"]
+    yield ["rows share", ", ".join(can.shared) or "nothing"]
+    yield ["rows may differ in", ", ".join(["prompt", "seed", *can.own])]
+    yield ["sizes in a batch", "mixed" if can.mixed_sizes else "one"]
+    yield ["guidance", ", ".join(can.guidance) or "none"]
+    yield ["progress and cancel", "at each step" if can.steps else "none once it runs"]
+    yield ["previews", "yes" if can.previews else "no"]
+    yield ["streaming", "yes" if can.streaming else "no"]
+
+
+def _memory(found: Inspection) -> Iterator[list[str]]:
+    yield ["component", "class", "values", "stored as", *found.loaded]
+    for part in found.parts:
+        yield [
+            part.name,
+            part.class_name,
+            _count(part.values),
+            _stored(part),
+            *map(_size, part.loaded.values()),
+        ]
+    values = sum(part.values for part in found.parts)
+    yield ["all", "", _count(values), "", *map(_size, found.loaded.values())]
+
+
+def _parameters(found: Inspection) -> Iterator[list[str]]:
+    from saggar.engine.params import describe
+
+    properties = cast("dict[str, dict[str, JsonValue]]", found.info.params_schema.get("properties", {}))
+    for name, words in properties.items():
+        default = f"default {json.dumps(words['default'])}" if "default" in words else "required"
+        yield [name, default, describe(words)]
+
+
+def _stored(part: Part) -> str:
+    if part.trouble:
+        return "unreadable"
+    dtypes = " + ".join(f"{dtype} {_size(size)}" for dtype, size in part.stored.items())
+    return f"{dtypes} ({part.variant})" if part.variant else dtypes
+
+
+def _columns(rows: Iterable[list[str]]) -> Iterator[str]:
+    """Two spaces in front of each row, cells under one another."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+
+
+def _count(values: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if values >= size:
+            return f"{values / size:.1f} {unit}"
+    return str(values)
+
+
+def _size(size: int) -> str:
+    for unit, name in ((10**9, "GB"), (10**6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1000:.1f} kB"

@@ -1,0 +1,104 @@
+"""What a checkpoint is and needs, from its configuration and the headers of its files: no weights, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from saggar.engine.errors import LoadError
+from saggar.engine.models.capabilities import Capabilities, capabilities
+from saggar.engine.models.files import WEIGHTS
+from saggar.engine.models.registry import AnyFamily, open_family
+from saggar.engine.models.weights import PICKLES, Tensor, read_weights
+from saggar.engine.request import JsonValue, ModelInfo
+
+FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+"""The dtypes that loading turns into the wanted one."""
+WANTED = {"float32": 4, "bfloat16": 2}
+"""Bytes of one value; float16 needs as much as bfloat16."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A component with weights: `stored` are bytes by dtype in the files, `loaded` bytes by the dtype asked for."""
+
+    name: str
+    class_name: str
+    values: int
+    stored: Mapping[str, int]
+    loaded: Mapping[str, int]
+    variant: str | None
+    trouble: str | None = None
+    """What is wrong with its files, if something is."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint as it would be served."""
+
+    info: ModelInfo
+    can: Capabilities
+    folder: str
+    parts: tuple[Part, ...]
+
+    @property
+    def loaded(self) -> dict[str, int]:
+        """Bytes of all weights by the dtype asked for; activations come on top."""
+        return {dtype: sum(part.loaded[dtype] for part in self.parts) for dtype in WANTED}
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """Plain JSON values."""
+        can: dict[str, JsonValue] = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self.can).items()
+        }
+        parts: list[JsonValue] = [
+            {**vars(part), "stored": dict(part.stored), "loaded": dict(part.loaded)} for part in self.parts
+        ]
+        memory: dict[str, JsonValue] = dict(self.loaded.items())
+        return {
+            **self.info.to_dict(),
+            "folder": self.folder,
+            "capabilities": can,
+            "components": parts,
+            "loaded_bytes": memory,
+        }
+
+
+def inspect_model(model: str, max_batch: int = 8) -> Inspection:
+    """Raises as `open_family`. Damaged weights are no error here: their component says so."""
+    family = open_family(model)
+    checkpoint = family.checkpoint
+    parts = tuple(_parts(family))
+    can = capabilities(type(family), (checkpoint.class_name,))
+    return Inspection(family.info(model, max_batch, ""), can, str(checkpoint.folder), parts)
+
+
+def _parts(family: AnyFamily) -> Iterable[Part]:
+    checkpoint = family.checkpoint
+    for name, source in checkpoint.components.items():
+        folder = checkpoint.folder / name
+        if source is None:
+            continue
+        if not folder.is_dir():
+            yield _part(name, source[1], {}, None, "the folder is missing")
+        elif any(path.suffix in (WEIGHTS, *PICKLES) for path in folder.iterdir()):
+            try:
+                found = read_weights(folder)
+            except LoadError as error:
+                yield _part(name, source[1], {}, None, str(error))
+            else:
+                yield _part(name, source[1], found.tensors, found.variant, None)
+
+
+def _part(
+    name: str, class_name: str, tensors: Mapping[str, Tensor], variant: str | None, trouble: str | None
+) -> Part:
+    stored: Counter[str] = Counter()
+    for tensor in tensors.values():
+        stored[tensor.dtype] += tensor.bytes
+    values = sum(tensor.values for tensor in tensors.values())
+    floats = sum(tensor.values for tensor in tensors.values() if tensor.dtype in FLOATS)
+    others = sum(tensor.bytes for tensor in tensors.values() if tensor.dtype not in FLOATS)
+    loaded = {dtype: floats * size + others for dtype, size in WANTED.items()}
+    return Part(name, class_name, values, dict(stored), loaded, variant, trouble)
