@@ -64,6 +64,10 @@ class Engine:
         """
         family = open_family(config.model)
         config = replace(config, mode="step_batch") if family.streaming else config
+        if config.mode == "step_batch" and not family.step_batching:
+            raise Unsupported(
+                f"{config.model}: a {family.checkpoint.class_name} is called as a whole: mode must be request_batch"
+            )
         # Looked up once: ranks that each asked a hub could be told of different revisions.
         found = replace(config, model=str(family.checkpoint.folder))
         executors = executors or [make_executor(found, replica) for replica in range(config.replicas)]

@@ -103,6 +103,12 @@ Written by `make docs` from the families' code; a test fails when it is stale.
 A checkpoint is served by the family of the pipeline that its `model_index.json` names; what it takes in particular
 (sizes, defaults, limits, memory) says `saggar models inspect MODEL`. Rows of one batch share what the table says, and
 may differ in all else: prompt, negative prompt, seed, number of outputs and every other parameter.
+
+Any other pipeline of diffusers that makes pictures of a prompt alone is called as a whole, by the family
+`diffusers-any`: request batches only, and rows share all parameters, which are the scalars of the pipeline's
+`__call__`. Rows are one call where the pipeline takes lists of prompts and generators. Progress and cancels come at
+each step where it has `callback_on_step_end` or the older `callback`; without one, a request that runs goes on to its
+end. It has no previews.
 """
 
 

@@ -19,6 +19,7 @@ import saggar.engine.models
 from saggar.engine.errors import LoadError, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.diffusers_any import family_of
 from saggar.engine.models.huggingface import fetch, split_id
 
 AnyFamily: TypeAlias = Family[Any, Any, Any]
@@ -27,17 +28,20 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
-_SUPPORT = {
+SUPPORT = {
     "base",
     "binned",
     "capabilities",
     "checkpoint",
     "common",
+    "diffusers_any",
     "files",
     "huggingface",
     "inspection",
     "loading",
+    "paced",
     "registry",
+    "signatures",
     "state",
     "tiny",
     "torch_family",
@@ -69,10 +73,14 @@ def open_family(model: str) -> AnyFamily:
     """
     checkpoint = Checkpoint(resolve(model))
     known = families()
-    if checkpoint.class_name not in known:
-        raise Unsupported(f"{model}: no family serves {checkpoint.class_name}; there are {', '.join(known)}")
+    family = known.get(checkpoint.class_name) or family_of(checkpoint.class_name)
+    if family is None:
+        raise Unsupported(
+            f"{model}: no family serves {checkpoint.class_name}; there are {', '.join(known)}, and diffusers has no"
+            " such pipeline either: install its plug-in, or another version of diffusers"
+        )
     try:
-        return known[checkpoint.class_name](checkpoint)
+        return family(checkpoint)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise LoadError(f"{checkpoint.folder}: unusable configuration: {error!r}") from error
 
@@ -104,7 +112,7 @@ def installed() -> list[str]:
 @cache
 def _import_all() -> None:
     for module in pkgutil.iter_modules(saggar.engine.models.__path__):
-        if module.name not in _SUPPORT:
+        if module.name not in SUPPORT:
             importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
     for point in entry_points(group="saggar.models"):
         point.load()

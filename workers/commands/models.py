@@ -43,6 +43,9 @@ def models(ctx: click.Context, as_json: bool, as_markdown: bool) -> None:
     )
     for line in _columns(_families_table(found)):
         click.echo(line)
+    click.echo(
+        "\n  Any other pipeline of diffusers that makes pictures of a prompt is called as a whole, by request."
+    )
     click.echo(f"\nBuilt-in models: {', '.join(installed()) or 'none'}")
     click.echo("One model in particular: saggar models inspect MODEL")
 
