@@ -28,7 +28,7 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
-SUPPORT = {
+_SUPPORT = {
     "base",
     "binned",
     "capabilities",
@@ -112,7 +112,7 @@ def installed() -> list[str]:
 @cache
 def _import_all() -> None:
     for module in pkgutil.iter_modules(saggar.engine.models.__path__):
-        if module.name not in SUPPORT:
+        if module.name not in _SUPPORT:
             importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
     for point in entry_points(group="saggar.models"):
         point.load()
