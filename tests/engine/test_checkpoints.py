@@ -282,6 +282,16 @@ def test_without_a_table_of_sizes_there_is_no_resolution_binning(models: Models,
         family.validate(binned)
 
 
+def test_an_instruction_is_no_longer_than_a_prompt(models: Models) -> None:
+    family = open_family(str(models("sana")))
+    lines = ["x" * family.limits["max_prompt_chars"], "x"]
+    with pytest.raises(
+        InvalidRequest, match=r"params\.complex_human_instruction: 20001 characters are too many"
+    ):
+        family.validate(Request("a", "x", params={"complex_human_instruction": lines}))
+    assert family.validate(Request("a", "x", params={"complex_human_instruction": lines[:1]}))
+
+
 def test_the_revision_follows_the_content(models: Models, sd3: Path) -> None:
     before = open_family(str(models("sd3"))).checkpoint.revision
     assert open_family(str(sd3)).checkpoint.revision == before

@@ -352,6 +352,17 @@ def test_sdxl_encodes_an_absent_negative_prompt_where_its_checkpoint_says_so(
     assert_equal(outputs[1], floats(outputs[0]))
 
 
+def test_sdxl_marks_pictures_where_its_pipeline_does(make_engine: MakeEngine) -> None:
+    class Black:
+        def apply_watermark(self, pictures: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(pictures, -1)
+
+    engine = make_engine("sdxl", warmup=())
+    engine._loops[0].executor._runner.family._pipe.watermark = Black()  # type: ignore[attr-defined]
+    output = engine.submit(Request("a", "fox", params={"num_inference_steps": 1})).result(60)
+    assert not output.arrays[0].any()
+
+
 def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: MakeEngine, family: str) -> None:
     engine = make_engine(family)
     vae = engine._loops[0].executor._runner.family._pipe.vae  # type: ignore[attr-defined]
