@@ -64,6 +64,14 @@ class JobClient:
         """With its place in the queue while it waits. Raises UnknownJob."""
         return known(job_id, self._runner.run(self._desk.ops.get(job_id)))
 
+    def statuses(self, job_ids: Sequence[str]) -> Sequence[JobRecord | None]:
+        """The records of many, in one round trip; None for one that is unknown. Raises InvalidJob."""
+        answers = self._runner.run_many([self._desk.ops.get(job_id) for job_id in job_ids])
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return cast("Sequence[JobRecord | None]", answers)
+
     def list(self, **criteria: Unpack[Criteria]) -> Page:
         """A page of the jobs that match all criteria, at least one; the next by the page's `cursor`.
         Raises InvalidJob."""
@@ -105,10 +113,10 @@ class JobClient:
         """Waits for success. Raises JobFailed (with the record) for another end; WaitTimeout, UnknownJob."""
         return succeeded(self.wait(job_id, timeout_s))
 
-    def cancel(self, job_id: str) -> Cancelled:
-        """A waiting job ends at once, a running one at its next step. One that is not known yet will end as
-        it comes."""
-        return self._runner.run(self._desk.ops.cancel(job_id))
+    def cancel(self, job_id: str, *, waiting_only: bool = False) -> Cancelled:
+        """A waiting job ends at once, a running one at its next step (`waiting_only`: not at all). One that is not
+        known yet will end as it comes."""
+        return self._runner.run(self._desk.ops.cancel(job_id, waiting_only=waiting_only))
 
     def retry(self, job_id: str) -> Submitted:
         """Another attempt for a failed, cancelled or expired job; a deadline that is over is dropped.

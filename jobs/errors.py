@@ -8,6 +8,9 @@ SaggarError
 ├── Conflict           the id or idempotency key already belongs to another spec or id
 ├── UnknownJob         no such job: never submitted, or its record has expired
 ├── NotRetryable       the job is not in a state that `retry` may leave
+├── UnknownRun         no such run: never started here, or forgotten
+├── RunChanged         the run's name already belongs to another manifest
+├── RunBusy            another controller holds the run
 ├── QueueFull          the lane is at its high water; try again after `retry_after_s`
 ├── WaitTimeout        the job had not ended when the time was over (also a TimeoutError)
 └── JobFailed          the job ended otherwise than by success; carries the record
@@ -76,6 +79,25 @@ class UnknownJob(SaggarError):
 
     def __reduce__(self) -> tuple[type[UnknownJob], tuple[str]]:
         return type(self), (self.job_id,)
+
+
+class UnknownRun(SaggarError):
+    """No such run: never started here, or forgotten."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"run {name[:128]!r} is unknown: never started here, or forgotten")
+
+    def __reduce__(self) -> tuple[type[UnknownRun], tuple[str]]:
+        return type(self), (self.name,)
+
+
+class RunChanged(SaggarError):
+    """The run's name already belongs to another manifest. Nothing was changed."""
+
+
+class RunBusy(SaggarError):
+    """Another controller holds the run."""
 
 
 class NotRetryable(SaggarError):

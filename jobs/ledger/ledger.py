@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ from saggar.jobs.cards import ModelCard
 from saggar.jobs.ledger import parse
 from saggar.jobs.ledger.message import job_message, micros
 from saggar.jobs.ledger.ops import Criteria, Data, EventKind, Ops
-from saggar.jobs.ledger.script import Op, Reply, Scripts, knows_flags
+from saggar.jobs.ledger.script import LEDGER_SCRIPTS, Op, Reply, Scripts, knows_flags
 from saggar.jobs.record import JobError, JobRecord, JobResult, State
 from saggar.jobs.schema import Job
 
@@ -32,9 +33,11 @@ T = TypeVar("T")
 class Runner:
     """Runs operations over one client: by hash, and by text where the server does not have it yet."""
 
-    def __init__(self, client: redis.Redis, settings: JobSettings) -> None:
+    def __init__(self, client: redis.Redis, settings: JobSettings, folder: Path = LEDGER_SCRIPTS) -> None:
+        """`folder`: where the scripts of the operations are."""
         self.client = client
         self._settings = settings
+        self._folder = folder
         self._known: Scripts | None = None
 
     @property
@@ -46,7 +49,7 @@ class Runner:
                 info = cast("dict[str, object]", self.client.info("server"))
             except ResponseError:  # a server that is not one: of unit tests
                 info = {}
-            self._known = Scripts(self._settings, knows_flags=knows_flags(info))
+            self._known = Scripts(self._settings, knows_flags=knows_flags(info), folder=self._folder)
         return self._known
 
     def run(self, op: Op[T]) -> T:

@@ -138,8 +138,9 @@ class Ops:
     def stopped(self, job_id: str, attempt: int, state: Literal["cancelled", "expired"]) -> Op[parse.Ending]:
         return self._finish(job_id, attempt, state, celery=("REVOKED", ""), data={})
 
-    def cancel(self, job_id: str) -> Op[parse.Cancelled]:
-        return Op("cancel", [check_id(job_id)], parse.cancelled)
+    def cancel(self, job_id: str, *, waiting_only: bool = False) -> Op[parse.Cancelled]:
+        """`waiting_only`: one that runs goes on, and the answer is "requested" all the same."""
+        return Op("cancel", [check_id(job_id), int(waiting_only)], parse.cancelled)
 
     def expire(self, most: int) -> Op[int]:
         return Op("expire", [most], lambda reply: cast("int", reply))

@@ -20,9 +20,9 @@ from saggar.jobs.settings import JobSettings
 T_co = TypeVar("T_co", covariant=True)
 Reply = str | int | None | list["Reply"]
 Argument = str | int
-_ADDS = frozenset({"submit", "replace"})
+_ADDS = frozenset({"submit", "replace", "open", "extend"})
 _ALLOWED = "#!lua flags=allow-oom\n"
-_FOLDER = Path(__file__).with_name("scripts")
+LEDGER_SCRIPTS = Path(__file__).with_name("scripts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,14 @@ class Op(Generic[T_co]):
 class Scripts:
     """The texts and hashes of all scripts under these settings."""
 
-    def __init__(self, settings: JobSettings, *, knows_flags: bool = False) -> None:
-        """`knows_flags`: the server understands a script's flags (`knows_flags` below says so)."""
+    def __init__(
+        self, settings: JobSettings, *, knows_flags: bool = False, folder: Path = LEDGER_SCRIPTS
+    ) -> None:
+        """`knows_flags`: the server understands a script's flags (`knows_flags` below says so). `folder`: of scripts
+        that stand upon the ledger's own common.lua, with a common.lua beside them."""
         self._settings = settings
         self._knows_flags = knows_flags
+        self._folder = folder
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -55,8 +59,10 @@ class Scripts:
 
     @cached_property
     def _bare(self) -> dict[str, str]:
-        head = LANE_LIB + _constants(self._settings) + (_FOLDER / "common.lua").read_text()
-        files = sorted(path for path in _FOLDER.glob("*.lua") if path.stem != "common")
+        head = LANE_LIB + _constants(self._settings) + (LEDGER_SCRIPTS / "common.lua").read_text()
+        if self._folder != LEDGER_SCRIPTS:
+            head += (self._folder / "common.lua").read_text()
+        files = sorted(path for path in self._folder.glob("*.lua") if path.stem != "common")
         return {path.stem: f"{head}\n{path.read_text()}" for path in files}
 
     @cached_property

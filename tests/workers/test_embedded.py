@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,12 +75,78 @@ def test_the_same_command_again_makes_only_what_is_missing(tmp_path: Path, noop:
     out = tmp_path / "out"
     assert run(prompts(tmp_path / "p.jsonl", 5), noop, out).returncode == 0
     before = pictures(out)
-    again = run(prompts(tmp_path / "p.jsonl", 8), noop, out)
+    longer = prompts(tmp_path / "p.jsonl", 8)
+    refused = run(longer, noop, out)
+    assert refused.returncode == 2
+    assert "planned from another manifest" in refused.stderr
+    again = run(longer, noop, out, "--extend")
     assert again.returncode == 0, again.stderr
     assert "8 jobs, 5 done before" in again.stderr
     after = pictures(out)
     assert len(after) == 8
     assert before.items() <= after.items()
+    third = run(longer, noop, out)
+    assert "8 jobs, 8 done before" in third.stderr
+    assert "nothing to make" in third.stderr
+    assert pictures(out) == after
+    success = json.loads((out / "_runs/p/_SUCCESS").read_text())
+    assert (success["planned"], success["done"]) == (8, 8)
+
+
+def test_a_target_whose_queue_is_gone_is_not_made_again(tmp_path: Path, noop: Path) -> None:
+    out, file = tmp_path / "out", prompts(tmp_path / "p.jsonl", 6)
+    assert run(file, noop, out).returncode == 0
+    before = pictures(out)
+    shutil.rmtree(out / ".saggar")
+    shutil.rmtree(next(path for path in out.iterdir() if (path / "result.json").exists()))
+    again = run(file, noop, out)
+    assert again.returncode == 0, again.stderr
+    assert "6 jobs, 5 done before" in again.stderr
+    assert pictures(out).keys() == before.keys()
+    assert sum(before[name] == when for name, when in pictures(out).items()) == 5
+
+
+def test_what_failed_is_made_again_by_the_same_command(tmp_path: Path, noop: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "p.jsonl"
+    rows = [{"prompt": f"p{i}", "params": {"fail_at": "predict"} if i % 4 == 3 else {}} for i in range(12)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for _ in range(2):
+        done = run(file, noop, out)
+        assert done.returncode == 1
+        assert "9 succeeded, 3 failed" in done.stderr
+        assert "row 3: row_failed: " in done.stderr
+    assert len(pictures(out)) == 9
+
+
+def test_too_many_failures_pause_the_run(tmp_path: Path, noop: Path) -> None:
+    out = tmp_path / "out"
+    done = run(
+        prompts(tmp_path / "p.jsonl", 40, fail_at="predict"),
+        noop,
+        out,
+        "--max-failures",
+        "2",
+        "--window",
+        "4",
+    )
+    assert done.returncode == 1
+    assert "paused: " in done.stderr
+    assert "the same command goes on" in done.stderr
+
+
+def test_rows_are_multiplied_and_bad_ones_left_out_on_request(tmp_path: Path, noop: Path) -> None:
+    file, out = tmp_path / "p.csv", tmp_path / "out"
+    file.write_text("caption,height\na,16\nb,0\n")
+    flags = ("--column", "prompt=caption", "--seeds", "0..2", "--matrix", "steps=1,2")
+    planned = run(file, noop, out, *flags, "--skip-bad", "--plan")
+    assert planned.returncode == 0, planned.stderr
+    assert "6 jobs, 0 done before" in planned.stderr
+    assert pictures(out) == {}
+    done = run(file, noop, out, *flags, "--skip-bad")
+    assert done.returncode == 0, done.stderr
+    assert "line 3: params.height" in done.stderr
+    assert "6 succeeded" in done.stderr
+    assert len(pictures(out)) == 6
 
 
 def test_it_goes_on_after_everything_was_killed(tmp_path: Path, noop: Path) -> None:
@@ -157,6 +224,9 @@ def test_two_commands_cannot_share_a_data_folder(tmp_path: Path, noop: Path) -> 
     [
         (["no-such-file.jsonl"], "no such file"),
         (["{file}", "--set", "steps"], "write it as name=value"),
+        (["{file}", "--seeds", "3..1"], "--seeds 3..1"),
+        (["{file}", "--window", "0"], "--window"),
+        (["{file}", "--detach"], "--detach needs a cluster"),
         (["{file}", "--model", "saggar/nothing"], "no model 'saggar/nothing'"),
     ],
 )

@@ -14,7 +14,7 @@ from PIL import Image
 from saggar.jobs.client import JobClient
 from saggar.jobs.ledger import Ledger
 from saggar.storage.local import LocalStorage
-from saggar.workers.runs import sheet
+from saggar.workers.runs import outputs
 from saggar.workers.runs.sheet import SheetFailed, write_sheet
 
 from tests.jobs.samples import SETTINGS, make_job, make_result, submit
@@ -61,7 +61,7 @@ class Buckets:
 @pytest.fixture
 def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buckets:
     buckets = Buckets(tmp_path / "buckets")
-    monkeypatch.setattr(sheet, "open_storage", buckets.open)
+    monkeypatch.setattr(outputs, "open_storage", buckets.open)
     return buckets
 
 

@@ -13,9 +13,9 @@ from saggar.jobs.errors import JobFailed, SaggarError
 from saggar.jobs.events import Event
 from saggar.jobs.lanes.message import Priority
 from saggar.jobs.record import OPEN, JobRecord, State
+from saggar.jobs.runs.plan import parse_settings
 from saggar.jobs.schema import Format
 from saggar.jobs.settings import JobSettings, connect
-from saggar.workers.runs.manifest import parse_settings
 
 F = TypeVar("F", bound=Callable[..., object])
 

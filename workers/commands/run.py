@@ -1,241 +1,229 @@
-"""`saggar run FILE`: a file of prompts from start to pictures, on this machine or on a cluster's queue."""
+"""`saggar run MANIFEST`: prompts from start to pictures, on this machine or on a cluster's queue."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
-from saggar.engine.models.registry import open_family
-from saggar.jobs.cards import Cards, ModelCard, check_job, unknown_model
+from saggar.jobs.cards import ModelCard
 from saggar.jobs.client import JobClient
-from saggar.jobs.errors import ConfigError, SaggarError
-from saggar.jobs.schema import Job
-from saggar.jobs.settings import JobSettings, connect
-from saggar.workers.commands.jobs import job_settings
-from saggar.workers.embedded import EmbeddedCluster
-from saggar.workers.model_source import fetch_for_people, is_remote
-from saggar.workers.runs.follow import Tally, follow_run, progress_line, retry_failed, submit_all
-from saggar.workers.runs.manifest import Manifest, parse_settings, read_manifest
-from saggar.workers.runs.sheet import SheetFailed, write_sheet
-from saggar.workers.settings import DEFAULT_MODEL, public_name
-
-_START_TIMEOUT_S = 600.0
-
-
-class WorkerEnded(SaggarError):
-    """The embedded worker ended while jobs were waiting."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run happens: the queue, the model's public name, and a check that somebody still works."""
-
-    settings: JobSettings
-    model: str
-    embedded: bool
-    alive: Callable[[], None] = lambda: None
+from saggar.jobs.errors import ConfigError
+from saggar.jobs.runs import Controller, Run, RunLedger, RunSpec
+from saggar.jobs.settings import connect
+from saggar.storage.base import Storage, open_storage
+from saggar.workers.runs.deliver import SHEET
+from saggar.workers.runs.drive import drive
+from saggar.workers.runs.finish import finisher_of
+from saggar.workers.runs.folder import RunFolder
+from saggar.workers.runs.follow import progress_line, trouble
+from saggar.workers.runs.launch import Flags, check_flags, estimate, register
+from saggar.workers.runs.manifest import Manifest
+from saggar.workers.runs.options import run_options
+from saggar.workers.runs.place import CardDesk, Place, open_place
+from saggar.workers.runs.readers import Columns
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--model",
-    help="A diffusers folder, a hub id, s3://bucket/folder or a built-in model.  [default: saggar/emoji]",
-)
-@click.option("--to", "target", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
-@click.option(
-    "--set",
-    "params",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A parameter of every row: --set num_inference_steps=28.",
-)
-@click.option("--name", help="The run's name.  [default: the file's]")
-@click.option(
-    "--cluster", is_flag=True, help="Use the cluster's queue of SAGGAR_REDIS_URL instead of this machine."
-)
-@click.option("--redis", "redis_url", help="The same, with the URL given here.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Where the embedded queue lives.  [default: TO/.saggar]"
-)
-@click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]")
-@click.option("--device", help="auto, cpu, cuda or cuda:N.")
-@click.option("--executor", type=click.Choice(["multiproc", "local"]))
-@click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end.")
-def run(
-    file: Path,
-    model: str | None,
-    target: Path,
-    params: Sequence[str],
-    name: str | None,
-    cluster: bool,
-    redis_url: str | None,
-    data: Path | None,
-    sheet: bool,
-    **flags: object,
-) -> None:
-    """Make every picture of FILE: one job a line as JSON, or one prompt a line in a .txt file.
+@click.argument("manifest", type=click.Path(path_type=Path))
+@run_options
+def run(manifest: Path, **options: object) -> None:
+    """Make every picture of MANIFEST: JSON lines, CSV, Parquet, a .txt file with a prompt a line, or a folder that
+    `datasets` reads.
 
     Without --cluster everything runs here: a private Redis, one worker, and a folder for the pictures. The same command
     again makes only what is missing.
     """
-    if not file.is_file():
-        raise ConfigError(f"{file}: no such file; give a .jsonl file of jobs or a .txt file of prompts")
+    ask = Ask.of(manifest, options)
     console = Console(stderr=True)
-    defaults: dict[str, object] = {"params": parse_settings(params)}
-    run_name = name or _run_name(file)
-    flags |= {"model": model, "store": str(target), "data": data}
-    if cluster and redis_url is None:
-        redis_url = JobSettings.from_env().redis_url
     try:
-        with _place(redis_url, target, flags) as place, JobClient(place.settings) as client:
-            tally = _run(console, client, place, file, defaults, run_name)
-            _finish(console, client, run_name, tally)
-            if sheet and tally.ends["succeeded"]:
-                _show(console, client, run_name, target, place)
-    except KeyboardInterrupt:
-        went_on = "the same command goes on where it was"
-        queued = f"jobs that were queued stay queued: saggar cancel --run {run_name} ends them"
-        console.print(f"stopped; {queued if redis_url else went_on}")
-        sys.exit(130)
-    sys.exit(1 if tally.failed else 0)
-
-
-def _run_name(file: Path) -> str:
-    kept = "".join(char if char.isalnum() or char in "._-" else "-" for char in file.stem)
-    return (kept.lstrip("._-") or "run")[:128]
-
-
-@contextmanager
-def _place(redis_url: str | None, target: Path, flags: dict[str, object]) -> Iterator[Place]:
-    """A cluster's queue, or everything here. Raises ConfigError for flags that say nothing to a cluster."""
-    model = str(flags["model"] or DEFAULT_MODEL)
-    data = flags.pop("data")
-    if redis_url is not None:
-        for name in ("max_batch", "device", "executor"):
-            if flags[name] is not None:
-                raise ConfigError(f"--{name.replace('_', '-')} is the worker's: it says nothing with --redis")
-        if data is not None:
-            raise ConfigError("--data is the embedded queue's folder: it says nothing with --redis")
-        yield Place(job_settings(redis_url), model, embedded=False)
-        return
-    if is_remote(model):
-        flags |= {"model": fetch_for_people(model), "model_name": public_name(model)}
-    open_family(str(flags["model"] or model))  # a wrong name is told before anything starts
-    with EmbeddedCluster(Path(str(data)) if data else target / ".saggar", flags) as cluster:
-
-        def alive() -> None:
-            if cluster.worker.poll() is not None:
-                raise WorkerEnded(f"the worker ended; its log {cluster.log} ends with:\n{cluster.log_tail()}")
-
-        yield Place(cluster.settings.jobs, cluster.settings.name, embedded=True, alive=alive)
-
-
-def _run(
-    console: Console, client: JobClient, place: Place, file: Path, defaults: dict[str, object], name: str
-) -> Tally:
-    card = _wait_for_card(console, place)
-    manifest = read_manifest(file, {"model": place.model, **defaults}, name, _Checker(place.settings, card))
-    _refuse_bad(manifest)
-    states = submit_all(client, manifest.jobs)
-    again = retry_failed(client, states)
-    done = sum(state == "succeeded" for state in states.values())
-    folded = f", {manifest.folded} repeated rows folded" if manifest.folded else ""
-    tried = f", {again} failed ones tried again" if again else ""
-    console.print(f"{len(states)} jobs, {done} done before{tried}{folded}; model {card.model}, run {name}")
-    with progress_line(console, len(states)) as show:
-        tally = follow_run(client, name, states, place.alive, show)
-        show(tally)
-    return tally
-
-
-class _Checker:
-    """Checks rows against the cards of their models, so that all bad ones are told at once; submit checks again."""
-
-    def __init__(self, settings: JobSettings, card: ModelCard) -> None:
-        self._settings = settings
-        self._cards: dict[str, ModelCard | None] = {card.model: card}
-
-    def __call__(self, job: Job) -> Job:
-        card = self._card(job.model)
-        if card is None and not job.allow_unserved:
-            raise unknown_model(job.model, [name for name, known in self._cards.items() if known])
-        if card is not None:
-            check_job(job, card)
-        return job
-
-    def _card(self, model: str) -> ModelCard | None:
-        if model not in self._cards:
-            client = connect(self._settings)
-            self._cards[model] = Cards(client, self._settings).get(model)
-            client.close()
-        return self._cards[model]
-
-
-def _wait_for_card(console: Console, place: Place) -> ModelCard:
-    """A cluster's card is there or not, whoever serves it now; the embedded worker publishes it once it has loaded."""
-    client = connect(place.settings)
-    try:
-        cards = Cards(client, place.settings)
-        with console.status(f"loading {place.model} ..."):
-            deadline = time.monotonic() + (_START_TIMEOUT_S if place.embedded else 0.0)
-            while (card := cards.get(place.model)) is None:
-                place.alive()
-                if time.monotonic() >= deadline:
-                    raise ConfigError(
-                        f"no worker ever served {place.model}: start one with saggar worker --model ..."
-                    )
-                time.sleep(0.1)
-        if not place.embedded and not cards.workers_of(place.model):
-            console.print(
-                f"[yellow]no worker serves {place.model} at this moment: the jobs wait for one[/yellow]"
+        with ExitStack() as stack:
+            place = stack.enter_context(
+                open_place(ask.redis_url, ask.target, ask.model, ask.data, ask.worker)
             )
-        return card
-    finally:
-        client.close()
+            session = Session(console, ask, place, stack)
+            registered = session.plan()
+            if registered is None:
+                return
+            if ask.detach:
+                console.print(
+                    f"run {ask.name} goes on without this command; saggar runs show {ask.name} says how it stands"
+                )
+                return
+            began = time.monotonic()
+            ended = session.follow(registered)
+            session.report(registered, ended, time.monotonic() - began)
+    except KeyboardInterrupt:
+        console.print(f"stopped; {_after_interrupt(ask)}")
+        sys.exit(130)
+    sys.exit(0 if ended.state == "done" and not (ended.failed or ended.cancelled) else 1)
 
 
-def _refuse_bad(manifest: Manifest) -> None:
-    if manifest.bad:
-        raise ConfigError(f"{len(manifest.bad)} bad rows, nothing was queued:\n{manifest.complaint()}")
+def _after_interrupt(ask: Ask) -> str:
+    if ask.redis_url is None:
+        return "the same command goes on where it was"
+    return f"what is queued stays queued: the same command goes on, saggar runs cancel {ask.name} ends it"
 
 
-def _finish(console: Console, client: JobClient, name: str, tally: Tally) -> None:
-    ends = ", ".join(f"{count} {state}" for state, count in sorted(tally.ends.items()))
-    made = (
-        f"; mean batch {tally.mean_batch:.1f}; {tally.rate:.1f} jobs/s"
-        if tally.batches
-        else "; nothing to make"
-    )
-    console.print(f"{ends}{made}")
-    for record in client.list(run=name, state="failed", limit=3).records if tally.failed else ():
-        assert record.error is not None
-        console.print(f"[red]{record.id}: {record.error.kind}: {record.error.message}[/red]", highlight=False)
+@dataclass(frozen=True)
+class Ask:
+    """What was asked for on the command line."""
+
+    manifest: Path
+    target: str
+    name: str
+    flags: Flags
+    columns: dict[str, str]
+    settings: dict[str, object]
+    worker: dict[str, object]
+    model: str | None = None
+    redis_url: str | None = None
+    data: Path | None = None
+    detach: bool = False
+    extend: bool = False
+    skip_bad: bool = False
+    dry: bool = False
+
+    @classmethod
+    def of(cls, manifest: Path, options: dict[str, object]) -> Ask:
+        """Raises ConfigError."""
+        from saggar.workers.runs.options import ask_values
+
+        return cls(manifest=manifest, **ask_values(manifest, options))  # type: ignore[arg-type]
 
 
-def _show(console: Console, client: JobClient, name: str, target: Path, place: Place) -> None:
-    """The contact sheet, and what to do next. A sheet that cannot be made is no reason to call the run a failure."""
-    try:
-        path = write_sheet(client, name, target / "contact-sheet.png")
-    except SheetFailed as error:
-        console.print(f"[yellow]no contact sheet: {error}[/yellow]")
-        return
-    console.print(f"Look at [bold]{path}[/bold]", soft_wrap=True)
-    if place.embedded:
-        console.print(
-            f"The pictures are {target}/ID/a1/0-....png, each with a .json beside it. Try next:",
-            soft_wrap=True,
+class Session:
+    """One call of the command, over an open place."""
+
+    def __init__(self, console: Console, ask: Ask, place: Place, stack: ExitStack) -> None:
+        self._console, self._ask, self._place, self._stack = console, ask, place, stack
+        self._redis = connect(place.settings)
+        stack.callback(self._redis.close)
+        self._client = stack.enter_context(JobClient(place.settings))
+        self._runs = RunLedger(self._redis, place.settings)
+        self._target: Storage = open_storage(ask.target)
+        stack.callback(self._target.close)
+        self._folder = RunFolder(self._target, ask.name)
+
+    def plan(self) -> Run | None:
+        """Reads, checks and registers; None: it was only to be looked at. Raises ConfigError, RunChanged, RunBusy."""
+        ask, desk = self._ask, CardDesk(self._place.settings)
+        card = desk.wait_for(self._console, self._place)
+        expansion = ask.flags.expansion(ask.name, self._place.model, str(ask.settings.get("prefix", "")))
+        check_flags(expansion, desk)
+        params = {name for model in expansion.models for name in _params(desk.get(model))}
+        with Manifest() as manifest:
+            with self._console.status(f"checking {ask.manifest} ..."):
+                columns = Columns(ask.columns, frozenset(params))
+                manifest.read(ask.manifest, expansion, columns, desk)
+            self._refuse_bad(manifest)
+            spec = RunSpec(
+                name=ask.name,
+                target=self._target.url,
+                model=self._place.model,
+                digest=manifest.digest,
+                planned=manifest.planned,
+                detached=ask.detach,
+                seed_stride=expansion.seed_stride,
+                **ask.settings,  # type: ignore[arg-type]
+            )
+            if ask.dry:
+                self._tell(manifest, None, card)
+                return None
+            registered = register(self._runs, self._folder, manifest, spec, extend=ask.extend)
+            self._tell(manifest, registered, card)
+            return registered
+
+    def follow(self, registered: Run) -> Run:
+        """Controls the run, or watches whoever does, until it stands still."""
+        controller = Controller(registered.name, self._client, self._redis, self._folder)
+        if self._place.embedded:
+            controller.claim(force=True)  # the folder's lock says that nobody else lives
+        finisher = finisher_of(registered.spec, self._client, controller, self._target, self._folder)
+        self._stack.callback(finisher.close)
+        controller.finisher = finisher
+        with progress_line(self._console, registered) as show:
+            return drive(controller, show, self._place.alive)
+
+    def report(self, before: Run, ended: Run, seconds: float) -> None:
+        """How it ended, and what to do next."""
+        made = ended.settled - before.settled
+        counts = ", ".join(part for part in (f"{ended.done} succeeded", trouble(ended)) if part)
+        how = (
+            f"; mean batch {ended.mean_batch:.1f}; {made / max(seconds, 1e-3):.1f} jobs/s"
+            if made
+            else "; nothing to make"
         )
-        console.print("  saggar run my-prompts.txt --to out/mine        one prompt a line", highlight=False)
-        console.print(
-            f"  {f'saggar models inspect {place.model}':<46} what --set can change", highlight=False
+        self._console.print(counts + how)
+        if ended.state == "paused":
+            self._console.print(
+                f"[yellow]paused: {ended.why}; the same command goes on[/yellow]", highlight=False
+            )
+        for n, text in list(self._runs.failures(ended.name)[1].items())[:3]:
+            self._console.print(f"[red]row {n}: {text}[/red]", highlight=False)
+        if ended.done and ended.complete and ended.spec.sheet:
+            self._show(ended)
+
+    def _refuse_bad(self, manifest: Manifest) -> None:
+        if not manifest.bad:
+            return
+        if not self._ask.skip_bad:
+            raise ConfigError(f"{manifest.bad} bad rows, nothing was queued:\n{manifest.complaint()}")
+        if not manifest.planned:
+            raise ConfigError(f"every row is bad, nothing was queued:\n{manifest.complaint()}")
+        self._console.print(
+            f"[yellow]{manifest.bad} bad rows left out:[/yellow]\n{manifest.complaint()}", markup=False
         )
-        console.print(
-            "  README.md, 'A cluster'                         workers in shells of their own", highlight=False
+
+    def _tell(self, manifest: Manifest, registered: Run | None, card: ModelCard) -> None:
+        """The plan, in a line or three."""
+        planned = registered.planned if registered else manifest.planned
+        done = registered.done if registered else 0
+        folded = f", {manifest.folded} repeated rows folded" if manifest.folded else ""
+        self._console.print(
+            f"{planned} jobs, {done} done before{folded}; model {card.model}, run {self._ask.name}"
         )
+        if manifest.columns.unused:
+            self._console.print(
+                f"columns that mean nothing to a job: {', '.join(manifest.columns.unused)}", markup=False
+            )
+        if (left := planned - done) and (known := estimate(self._runs, self._place.model, left)):
+            self._console.print(
+                f"about {_duration(known.seconds)} and {known.bytes / 1e6:,.1f} MB, by what run {known.name} took"
+            )
+
+    def _show(self, ended: Run) -> None:
+        """The contact sheet, and what to do next."""
+        local = self._target.url.startswith("file:")
+        if self._target.head(SHEET) is None:
+            self._console.print("[yellow]no contact sheet: it could not be made[/yellow]")
+            return
+        target = self._ask.target
+        sheet = str(Path(target) / SHEET) if local and "://" not in target else self._target.uri(SHEET)
+        self._console.print(f"Look at [bold]{sheet}[/bold]", soft_wrap=True)
+        if self._place.embedded and local and ended.spec.format == "objects":
+            self._console.print(
+                f"The pictures are {target}/ID/a1/0-....png, each with a .json beside it. Try next:",
+                soft_wrap=True,
+            )
+            for command, what in (
+                ("saggar run my-prompts.txt --to out/mine", "one prompt a line"),
+                (f"saggar models inspect {self._place.model}", "what --set can change"),
+                ("README.md, 'A cluster'", "workers in shells of their own"),
+            ):
+                self._console.print(f"  {command:<46} {what}", highlight=False)
+
+
+def _params(card: ModelCard | None) -> Sequence[str]:
+    return list(card.checker.allowed) if card else []
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,122 +1,135 @@
-"""Reading a file of prompts: every row becomes a job or an error with its line number, before anything is queued.
+"""A manifest, read whole before anything is queued: every row becomes jobs or an error with its line.
 
-A row's id and seed come from its content, so the same file makes the same pictures under the same ids: running it
-again makes only what is missing. Equal rows are one job.
+The plan grows in a temporary SQLite file: memory stays flat however many rows there are, and repeated rows are found.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import sha256
+import hashlib
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from saggar.jobs.errors import ConfigError, InvalidJob
-from saggar.jobs.schema import Job, parse_job
+from saggar.jobs.runs.plan import CardOf, Expansion
+from saggar.workers.runs.readers import Columns, read_rows
 
-SHOWN_ERRORS = 50
+SHOWN_REASONS = 100
+SHOWN_LINES = 10
+_SCHEMA = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+CREATE TABLE jobs (n INTEGER PRIMARY KEY, id TEXT UNIQUE, job TEXT);
+CREATE TABLE bad (line INTEGER, reason TEXT);
+CREATE TABLE known (id TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot run: its line, from 1, and the reason in one line."""
-
-    line: int
-    reason: str
-
-
-@dataclass
 class Manifest:
-    """The jobs of a file in order, without repeats."""
+    """The jobs of a manifest in order, without repeats, and the rows that cannot run. Close it: it holds a file."""
 
-    jobs: list[Job] = field(default_factory=list)
-    bad: list[BadRow] = field(default_factory=list)
-    folded: int = 0
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="saggar-plan-")
+        self._db = sqlite3.connect(Path(self._folder.name) / "plan.db", isolation_level=None)
+        self._db.executescript(_SCHEMA)
+        self._db.execute("BEGIN")
+        self.rows = 0
+        self.folded = 0
+        self.columns = Columns()
+
+    def read(self, path: Path, expansion: Expansion, columns: Columns, card_of: CardOf) -> Self:
+        """Reads all of it. Raises ConfigError when it cannot be read as a manifest, or has no rows."""
+        self.columns = columns
+        for line, row in read_rows(path, columns):
+            self.rows += 1
+            try:
+                if isinstance(row, InvalidJob):
+                    raise row
+                # All of a row's jobs or none: half a matrix would be a surprise.
+                jobs = [(job.id, job.to_json()) for job in expansion.jobs(row, card_of)]
+            except InvalidJob as error:
+                self._db.execute("INSERT INTO bad VALUES (?, ?)", (line, str(error)))
+                continue
+            for job_id, text in jobs:
+                added = self._db.execute("INSERT OR IGNORE INTO jobs (id, job) VALUES (?, ?)", (job_id, text))
+                self.folded += 1 - added.rowcount
+        if not self.rows:
+            raise ConfigError(f"{path}: no rows; give one JSON object or one prompt a line")
+        return self
+
+    @property
+    def planned(self) -> int:
+        return self._number("SELECT count(*) FROM jobs")
+
+    @property
+    def bad(self) -> int:
+        """Rows that cannot run."""
+        return self._number("SELECT count(*) FROM bad")
+
+    @property
+    def digest(self) -> str:
+        """Of the ids, in whatever order the rows came: the same rows are the same manifest."""
+        hashed = hashlib.sha256()
+        for (job_id,) in self._db.execute("SELECT id FROM jobs ORDER BY id"):
+            hashed.update(f"{job_id}\n".encode())
+        return hashed.hexdigest()[:32]
+
+    def lines(self) -> Iterator[str]:
+        """The jobs as JSON, in order."""
+        return (text for (text,) in self._db.execute("SELECT job FROM jobs ORDER BY n"))
+
+    def ids(self) -> Iterator[str]:
+        """The jobs' ids, in order."""
+        return (job_id for (job_id,) in self._db.execute("SELECT id FROM jobs ORDER BY n"))
 
     def complaint(self) -> str:
-        """All bad rows, one line each."""
-        lines = [f"line {row.line}: {row.reason}" for row in self.bad[:SHOWN_ERRORS]]
-        if len(self.bad) > SHOWN_ERRORS:
-            lines.append(f"... and {len(self.bad) - SHOWN_ERRORS} more")
-        return "\n".join(lines)
+        """All bad rows: a reason a line, with the lines that have it."""
+        told = []
+        reasons = self._db.execute("SELECT reason, count(*) FROM bad GROUP BY reason ORDER BY min(line)")
+        for reason, count in reasons.fetchmany(SHOWN_REASONS):
+            found = self._db.execute("SELECT line FROM bad WHERE reason = ? LIMIT ?", (reason, SHOWN_LINES))
+            lines = [str(line) for (line,) in found]
+            more = f" and {count - len(lines)} more" if count > len(lines) else ""
+            told.append(f"{'line' if count == 1 else 'lines'} {', '.join(lines)}{more}: {reason}")
+        if rest := self._number("SELECT count(DISTINCT reason) FROM bad") - len(told):
+            told.append(f"... and {rest} more reasons")
+        return "\n".join(told)
 
+    def know(self, ids: Iterable[str]) -> None:
+        """Job ids that somebody else has: for `only_new` and `known_first`."""
+        self._db.executemany("INSERT OR IGNORE INTO known VALUES (?)", ((job_id,) for job_id in ids))
 
-def read_manifest(
-    path: Path, defaults: Mapping[str, object], run: str, check: Callable[[Job], Job]
-) -> Manifest:
-    """Reads JSON lines (one job an object a line) or, from a .txt file, one prompt a line.
+    def only_new(self, ids: Iterable[str]) -> tuple[int, str]:
+        """Drops the jobs that are among these ids of an older plan. How many are left, and the digest of both
+        together."""
+        self.know(ids)
+        self._db.execute("DELETE FROM jobs WHERE id IN (SELECT id FROM known)")
+        more = self.planned
+        hashed = hashlib.sha256()
+        for (job_id,) in self._db.execute("SELECT id FROM jobs UNION SELECT id FROM known ORDER BY id"):
+            hashed.update(f"{job_id}\n".encode())
+        return more, hashed.hexdigest()[:32]
 
-    `defaults` are job fields for rows that do not name them; `params` are merged. `check` is the model card's.
-    Raises ConfigError when the file cannot be read as such.
-    """
-    manifest = Manifest()
-    seen: set[str] = set()
-    for line, text in _lines(path):
-        try:
-            job = check(_job(_row(path, text), defaults, run))
-        except InvalidJob as error:
-            manifest.bad.append(BadRow(line, str(error)))
-            continue
-        if job.id in seen:
-            manifest.folded += 1
-        else:
-            seen.add(job.id)
-            manifest.jobs.append(job)
-    if not manifest.jobs and not manifest.bad:
-        raise ConfigError(f"{path}: no rows; give one JSON object or one prompt a line")
-    return manifest
+    def letters(self, letter: str) -> str:
+        """For each job in order: this letter when its id is known, else a dot."""
+        found = self._db.execute("SELECT known.id FROM jobs LEFT JOIN known USING (id) ORDER BY n")
+        return "".join(letter if known else "." for (known,) in found)
 
+    def close(self) -> None:
+        self._db.close()
+        self._folder.cleanup()
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, text in enumerate(file, 1):
-                if text.strip():
-                    yield number, text.strip()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
-def _row(path: Path, text: str) -> dict[str, object]:
-    if path.suffix == ".txt":
-        return {"prompt": text}
-    try:
-        row = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        raise InvalidJob("row", "is not JSON", "one JSON object a line") from None
-    if not isinstance(row, dict):
-        raise InvalidJob("row", "is not a JSON object", "one JSON object a line")
-    return row
-
-
-def _job(row: dict[str, object], defaults: Mapping[str, object], run: str) -> Job:
-    merged = {**defaults, "run": run, **row}
-    for name in ("params", "output"):
-        own, common = row.get(name, {}), defaults.get(name, {})
-        if isinstance(own, dict) and isinstance(common, dict):
-            merged[name] = {**common, **own}
-    job = parse_job({"id": "unnamed", **merged})
-    digest = sha256(f"{run}\n{job.digest()}".encode()).hexdigest()
-    update: dict[str, object] = {}
-    if "id" not in row:
-        update["id"] = digest[:32]
-    if job.seed is None:
-        update["seed"] = int(digest[32:40], 16)
-    return job.model_copy(update=update)
-
-
-def parse_settings(pairs: Sequence[str]) -> dict[str, object]:
-    """`--set steps=28` pairs as params: values are JSON where they can be read as such, else text."""
-    params: dict[str, object] = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise ConfigError(f"--set {pair}: write it as name=value, such as num_inference_steps=28")
-        try:
-            params[name] = json.loads(value)
-        except json.JSONDecodeError:
-            params[name] = value
-    return params
+    def _number(self, query: str) -> int:
+        (value,) = self._db.execute(query).fetchone()
+        return int(value)

@@ -1,0 +1,399 @@
+"""The controller of a run: keeps its window full, takes each row to its end, and can be killed anywhere.
+
+Everything it knows is in Redis and in the plan; what it keeps in memory is the window. The order makes it exact: a job
+is submitted (its id says which row and draw it is, so twice is once) before its row is marked, a row is settled after
+its result is where it shall be, and a record is forgotten after its row is settled.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from saggar.jobs.errors import NotRetryable, QueueFull, SaggarError, UnknownJob
+from saggar.jobs.ledger.parse import Submitted
+from saggar.jobs.record import TERMINAL, JobRecord
+from saggar.jobs.runs.ends import Ends
+from saggar.jobs.runs.ledger import LEASE_S, LeaseLost, Letter, RunLedger, Settled
+from saggar.jobs.runs.record import Run
+from saggar.jobs.schema import MAX_SEED, Job
+
+if TYPE_CHECKING:
+    import redis
+    from saggar.jobs.client import JobClient
+
+T = TypeVar("T")
+CHUNK = 500
+"""Rows queued, or ends taken in, between two looks at the run."""
+_LETTER: Mapping[str, Letter] = {"done": "d", "rejected": "r", "failed": "f"}
+LOOK_S = 10.0
+"""Without news of the window its records are looked at: an event may have been trimmed away."""
+KEPT = 1_000
+"""Ended jobs of the run whose records stay, to look at; those before them are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job of row `n` that has succeeded: its draw, from 0, and its record."""
+
+    n: int
+    draw: int
+    record: JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to make of it. `picks`: what was accepted of the row so far, "" none, None all. `why` of one that failed."""
+
+    to: Literal["done", "redraw", "rejected", "failed", "again"]
+    picks: str | None = None
+    why: str = ""
+    bytes: int = 0
+
+
+class Plan(Protocol):
+    """The rows of a run, in order, wherever they lie."""
+
+    def rows(self, first: int) -> Iterator[tuple[int, Job]]:
+        """Rows from number `first` on, with the job of each, read as they are wanted."""
+
+
+class Finisher(Protocol):
+    """What happens to results beyond the queue: gates, copies, shards."""
+
+    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
+        """One for each. What is done is where it shall be when this returns."""
+
+    def tend(self, run: Run) -> None:
+        """Called between two looks: may write shards of what is done."""
+
+    def complete(self, run: Run) -> None:
+        """Every row is settled: writes what comes last. May be called again after a crash."""
+
+
+class KeepAll:
+    """Everything is accepted where the worker has put it."""
+
+    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
+        return [Verdict("done", bytes=bytes_of(one.record)) for one in ended]
+
+    def tend(self, run: Run) -> None:
+        """There are no shards."""
+
+    def complete(self, run: Run) -> None:
+        """Nothing comes last."""
+
+
+class Controller:
+    """One run, for one holder at a time. `step` again and again, from one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        client: JobClient,
+        redis_client: redis.Redis,
+        plan: Plan,
+        finisher: Finisher | None = None,
+        token: str | None = None,
+    ) -> None:
+        self.name = name
+        self.token = token or uuid.uuid4().hex
+        self.runs = RunLedger(redis_client, client.settings)
+        self._client = client
+        self._redis = redis_client
+        self._plan = plan
+        self.finisher = finisher or KeepAll()
+        self._ended: deque[str] = deque()
+        self._stride = 0
+        self.resync()
+
+    def resync(self) -> None:
+        """Forgets what is in memory: the next step reads it anew. After an error of Redis, call this and step again."""
+        self._open: dict[str, tuple[int, int]] = {}
+        self._ends: Ends | None = None
+        self._reader: Iterator[tuple[int, Job]] = iter(())
+        self._at = -1
+        self._looked = 0.0
+        self._full_until = 0.0
+        self._told: set[str] = set()
+
+    def claim(self, *, force: bool = False) -> bool:
+        """Takes or keeps the run; False: another one has it. Raises UnknownRun."""
+        return self.runs.claim(self.name, self.token, force=force)
+
+    def step(self, wait_s: float = 0.5) -> Run:
+        """One look: queue what there is room for, settle what ended, wait for at most so long if neither.
+
+        Raises LeaseLost, UnknownRun, whatever the finisher raises, and redis.RedisError.
+        """
+        if not self.claim():
+            raise LeaseLost(self.name)
+        run = self.runs.get(self.name)
+        self._stride = run.spec.seed_stride
+        busy = self._sync() | self._move(run)
+        busy |= self._take_in(wait_s if not busy else 0.0)
+        self.finisher.tend(run)
+        self._forget()
+        return self._after(self.runs.get(self.name))
+
+    def keep(self) -> bool:
+        """Renews the lease if it is this controller's; from any thread."""
+        return self.runs.keep(self.name, self.token)
+
+    def release(self) -> None:
+        """Others may take it at once."""
+        self.runs.release(self.name, self.token)
+
+    # -- queueing
+
+    def _move(self, run: Run) -> bool:
+        if run.state == "running":
+            return self._feed(run)
+        if run.state == "paused":
+            self._withdraw()
+        elif run.state == "cancelled":
+            self._void()
+        return False
+
+    def _feed(self, run: Run) -> bool:
+        """Fills the window in chunks. True: there may be room for more at once."""
+        window = run.spec.window
+        room = min(window - len(self._open), CHUNK)
+        if (
+            run.cursor >= run.planned
+            or room <= min(window // 8, CHUNK - 1)
+            or time.monotonic() < self._full_until
+        ):
+            return False
+        if run.cursor != self._at:
+            self._reader, self._at = self._plan.rows(run.cursor), run.cursor
+        part = list(islice(self._reader, room))
+        if not part or part[0][0] != run.cursor:
+            raise SaggarError(
+                f"the plan of run {self.name} has {run.planned} rows, and row {run.cursor} is not there"
+            )
+        letters = self.runs.rows(self.name, run.cursor, len(part))
+        wanted = [(n, job) for (n, job), letter in zip(part, letters, strict=True) if letter == "."]
+        cursor = self._queue(wanted, part[-1][0] + 1)
+        self._at = cursor if cursor == part[-1][0] + 1 else -1
+        return cursor == part[-1][0] + 1
+
+    def _queue(self, rows: Sequence[tuple[int, Job]], after: int) -> int:
+        """Submits and marks these rows; the row to go on with: `after`, or the one for which the lane had no room."""
+        entries: list[tuple[str, int]] = []
+        refused: list[Settled] = []
+        before: list[str] = []
+        outcomes = self._client.submit_many([job for _, job in rows])
+        for (n, job), outcome in zip(rows, outcomes, strict=True):
+            if isinstance(outcome, QueueFull):
+                self._full_until = time.monotonic() + outcome.retry_after_s
+                after = min(after, n)
+                continue
+            entries.append((job.id, n))
+            if isinstance(outcome, SaggarError):
+                refused.append(Settled(n, job.id, "f", kind="refused", message=str(outcome)[:500]))
+            elif self._was_there(outcome):
+                before.append(job.id)
+        self.runs.mark(self.name, self.token, after, entries)
+        self._open |= {job_id: (n, 0) for job_id, n in entries}
+        if refused:
+            self._settle(refused)
+        self._take_up(before)
+        return after
+
+    def _was_there(self, outcome: Submitted) -> bool:
+        """Whether it has succeeded before. One that ended otherwise is tried again: its row waits to be made."""
+        if outcome.created or outcome.state not in TERMINAL:
+            return False
+        return outcome.state == "succeeded" or not self._retried(outcome.id)
+
+    def _retried(self, job_id: str) -> bool:
+        try:
+            self._client.retry(job_id)
+        except (NotRetryable, UnknownJob):  # it succeeded, or was forgotten, in between: its record says
+            return False
+        return True
+
+    def _withdraw(self) -> None:
+        """Paused: what waits leaves the queue and is queued again later; what runs goes on to its end."""
+        waiting = [job_id for job_id in self._open if job_id not in self._told]
+        for part in chunks(waiting, CHUNK):
+            records = self._client.statuses(part)
+            queued = [record.id for record in records if record is not None and record.state == "queued"]
+            self._told |= set(part)
+            # The row first: a crash in between leaves a job that nobody asks for, and that queueing finds again.
+            places = {job_id: self._open[job_id] for job_id in queued if self._open[job_id][1] == 0}
+            self._settle([Settled(n, job_id, ".") for job_id, (n, _) in places.items()])
+            running = [
+                (job_id, n)
+                for job_id, (n, _) in places.items()
+                if self._client.cancel(job_id, waiting_only=True).outcome == "requested"
+            ]
+            if running:
+                self.runs.mark(self.name, self.token, self.runs.get(self.name).cursor, running)
+                self._open |= {job_id: (n, 0) for job_id, n in running}
+
+    def _void(self) -> None:
+        """Cancelled: nothing more is queued, and what is open stops."""
+        self.runs.void(self.name)
+        for job_id in [job_id for job_id in self._open if job_id not in self._told]:
+            self._client.cancel(job_id)
+            self._told.add(job_id)
+
+    # -- what ended
+
+    def _sync(self) -> bool:
+        """Reads the window after a start; looks at its records when there was no news for long."""
+        first = self._ends is None
+        if self._ends is None:
+            self._ends = Ends(
+                self._redis, self._client.settings, self.name
+            )  # before the look, so that nothing is missed
+            self._open = self.runs.opened(self.name)
+        if not first and time.monotonic() - self._looked < LOOK_S:
+            return False
+        self._look_over()
+        return first
+
+    def _look_over(self) -> None:
+        for part in chunks(list(self._open), CHUNK):
+            self._take_up(part)
+        self._looked = time.monotonic()
+
+    def _take_in(self, wait_s: float) -> bool:
+        assert self._ends is not None
+        news = self._ends.read(wait_s)
+        ours = [job_id for job_id in dict.fromkeys(news.ids) if job_id in self._open]
+        for part in chunks(ours, CHUNK):
+            self._take_up(part)
+        if ours:
+            self._looked = time.monotonic()
+        if news.gap:
+            self._look_over()
+        return bool(ours)
+
+    def _take_up(self, job_ids: Sequence[str]) -> None:
+        """Settles those of these open jobs that have ended; only their records know."""
+        if not job_ids:
+            return
+        done: list[Ended] = []
+        settled: list[Settled] = []
+        for job_id, record in zip(job_ids, self._client.statuses(job_ids), strict=True):
+            n, draw = self._open[job_id]
+            if record is None:  # its record is gone, with whatever it said
+                settled.append(Settled(n, job_id, "."))
+            elif record.state == "succeeded":
+                done.append(Ended(n, draw, record))
+            elif record.ended:
+                settled.append(_not_made(n, record))
+        self._settle(settled)
+        for part in chunks(done, 50):
+            verdicts = self.finisher.judge(part)
+            self._settle([self._judged(one, verdict) for one, verdict in zip(part, verdicts, strict=True)])
+
+    def _judged(self, one: Ended, verdict: Verdict) -> Settled:
+        n, job_id, result = one.n, one.record.id, one.record.result
+        if verdict.to == "redraw":
+            return self._draw_again(one, verdict)
+        if verdict.to == "again":
+            return Settled(n, job_id, ".")
+        batch = max(1, result.batch_size) if result else None
+        return Settled(
+            n,
+            job_id,
+            _LETTER[verdict.to],
+            kind=None if verdict.to == "done" else verdict.to,
+            message=verdict.why,
+            batch=batch,
+            bytes=verdict.bytes,
+            picks=verdict.picks,
+        )
+
+    def _draw_again(self, one: Ended, verdict: Verdict) -> Settled:
+        """Queues the row's next draw. A lane without room puts the whole row back: it waits its turn."""
+        job = redrawn(one.record.job, one.draw, self._stride)
+        for outcome in self._client.submit_many([job]):
+            if isinstance(outcome, QueueFull):
+                return Settled(one.n, one.record.id, ".")
+            if isinstance(outcome, SaggarError):
+                return Settled(one.n, one.record.id, "f", kind="refused", message=str(outcome)[:500])
+        self._open[job.id] = (one.n, one.draw + 1)
+        return Settled(one.n, one.record.id, "q", next=job.id, draw=one.draw + 1, picks=verdict.picks)
+
+    def _settle(self, settled: Sequence[Settled]) -> None:
+        if not settled:
+            return
+        self.runs.settle(self.name, self.token, settled)
+        for one in settled:
+            del self._open[one.id]
+            self._told.discard(one.id)
+            if one.to != ".":
+                self._ended.append(one.id)
+            elif self._at > one.n:
+                self._at = -1
+
+    def _forget(self) -> None:
+        old = [self._ended.popleft() for _ in range(len(self._ended) - KEPT)]
+        for part in chunks(old, CHUNK):
+            self.runs.forget(self.name, part, events=4 * CHUNK)
+
+    # -- the end
+
+    def _after(self, run: Run) -> Run:
+        spec = run.spec
+        if run.state == "running" and spec.max_failures is not None and run.failed >= spec.max_failures:
+            self.runs.change(self.name, "paused", f"{run.failed} rows failed")
+        elif run.state == "running" and spec.time_budget_s is not None and run.spent_s >= spec.time_budget_s:
+            self.runs.change(self.name, "paused", f"its time of {spec.time_budget_s:g} s is spent")
+        if run.complete and run.state in ("running", "cancelled", "paused"):
+            self.finisher.complete(run)
+            if run.state == "paused":
+                self.runs.change(self.name, "running")
+            self.runs.change(self.name, "done", run.why)
+            return self.runs.get(self.name)
+        return run
+
+
+def redrawn(job: Job, draw: int, stride: int = 0) -> Job:
+    """The next draw of a row whose draw number `draw` this job was: an id of its own, and the seeds that follow.
+    `stride`: of the seeds that rows of equal content share among them, so that none is drawn twice."""
+    base = job.id.rpartition("-r")[0] if draw else job.id
+    seed = (job.seed or 0) + max(stride, job.num_outputs)
+    return job.model_copy(update={"id": f"{base}-r{draw + 1}", "seed": seed % (MAX_SEED - job.num_outputs)})
+
+
+def bytes_of(record: JobRecord) -> int:
+    """Of all outputs."""
+    return sum(output.bytes for output in record.result.outputs) if record.result else 0
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Parts of at most `size`."""
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _not_made(n: int, record: JobRecord) -> Settled:
+    if record.state == "cancelled":
+        return Settled(n, record.id, "c")
+    if record.error is not None:
+        return Settled(n, record.id, "f", kind=record.error.kind, message=record.error.message[:500])
+    return Settled(n, record.id, "f", kind=record.state, message="its deadline passed")
+
+
+__all__ = [
+    "LEASE_S",
+    "Controller",
+    "Ended",
+    "Finisher",
+    "KeepAll",
+    "Plan",
+    "Verdict",
+    "bytes_of",
+    "chunks",
+    "redrawn",
+]

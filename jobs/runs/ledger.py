@@ -1,0 +1,257 @@
+"""The ledger of runs: how each row of each run stands, one letter a row, and the counts that follow from it.
+
+A run of 100,000 rows takes 100 KB of Redis beside the jobs of its window. One controller at a time holds a run by a
+token; what it says later under a lost token changes nothing. Errors of the connection (redis.RedisError) pass through:
+every call may be made again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+from saggar.jobs.errors import RedisFull, RunChanged, UnknownRun
+from saggar.jobs.ledger.ledger import Runner
+from saggar.jobs.ledger.parse import rows as reply_rows
+from saggar.jobs.ledger.parse import time_of
+from saggar.jobs.ledger.script import Argument, Op, Reply
+from saggar.jobs.runs.record import Run, RunSpec, RunState
+from saggar.jobs.schema import check_id
+
+if TYPE_CHECKING:
+    import redis
+    from saggar.jobs.settings import JobSettings
+
+T = TypeVar("T")
+LEASE_S = 15.0
+SCRIPTS = Path(__file__).with_name("scripts")
+Letter = Literal[".", "q", "d", "p", "f", "r", "c"]
+"""Waiting, in the window, done, done and packed, failed, rejected, cancelled."""
+CHUNK = 10_000
+
+
+class LeaseLost(Exception):
+    """Another controller has the run: stop at once, and say nothing more about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a row's job `id`: `to` is an end, "." to queue it again, or "q" when `next` is its next draw,
+    number `draw`. `kind` and `message` of a failure; `batch` rows it ran among; `bytes` it made; `picks` is what was
+    accepted, None for all of it."""
+
+    n: int
+    id: str
+    to: Letter
+    next: str | None = None
+    draw: int = 0
+    kind: str | None = None
+    message: str = ""
+    batch: int | None = None
+    bytes: int | None = None
+    picks: str | None = None
+
+    def stored(self) -> dict[str, object]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class RunLedger:
+    """All runs of one Redis, over a client that answers in text."""
+
+    def __init__(self, client: redis.Redis, settings: JobSettings) -> None:
+        self.client = client
+        self._settings = settings
+        self._runner = Runner(client, settings, SCRIPTS)
+
+    # -- for everybody
+
+    def open(self, spec: RunSpec, rows: str = "") -> Literal["created", "same"]:
+        """A new run, or one of this name and manifest again, with new settings. `rows`: a letter for each when some
+        are done already. Raises RunChanged, QueueFull (Redis has no memory)."""
+        answer = self._call("open", spec.name, spec.model_dump_json(), spec.digest, spec.planned, rows)
+        if answer == "changed":
+            raise RunChanged(
+                f"run {spec.name} was planned from another manifest (allowed: the same one again, --extend to add what "
+                "is new, or another --name)"
+            )
+        return cast("Literal['created', 'same']", answer)
+
+    def get(self, name: str) -> Run:
+        """Raises UnknownRun."""
+        return self._run(Op("view", [check_id(name)], partial(_read, name)))
+
+    def list(self, limit: int = 100) -> Sequence[Run]:
+        """The newest runs first."""
+        names = cast("Sequence[str]", self.client.zrevrange(self._settings.key_prefix + "runs", 0, limit - 1))
+        ops = [Op("view", [name], partial(_read, name)) for name in names]
+        return [run for run in self._runner.run_many(ops) if isinstance(run, Run)] if ops else []
+
+    def change(self, name: str, to: RunState, why: str = "") -> RunState:
+        """Pause, resume or cancel; the state that stands, which is another one where that cannot be. Raises
+        UnknownRun."""
+        may_come_from: dict[RunState, tuple[RunState, ...]] = {
+            "paused": ("planned", "running"),
+            "running": ("planned", "paused"),
+            "cancelled": ("planned", "running", "paused"),
+            "done": ("running",),
+        }
+        answer = self._call("change", check_id(name), to, why, *may_come_from[to])
+        if answer == "unknown":
+            raise UnknownRun(name)
+        return cast("RunState", answer)
+
+    def again(self, name: str, ends: Sequence[Literal["failed", "rejected", "cancelled"]]) -> int:
+        """Rows with these ends are made again; how many. Raises UnknownRun."""
+        count = cast("int", self._call("again", check_id(name), "".join(end[0] for end in ends)))
+        if count < 0:
+            raise UnknownRun(name)
+        return count
+
+    def drop(self, name: str) -> bool:
+        """Forgets the run; False when somebody holds it or it is unknown."""
+        return self._call("drop", check_id(name)) == 1
+
+    def rows(self, name: str, first: int, count: int) -> str:
+        """Letters of these rows."""
+        return cast("str", self.client.getrange(self._key(name, "rows"), first, first + count - 1))
+
+    def rows_in(self, name: str, letters: str) -> Iterator[int]:
+        """Rows that stand in one of these letters, in order."""
+        first = 0
+        while part := self.rows(name, first, CHUNK):
+            yield from (first + i for i, letter in enumerate(part) if letter in letters)
+            first += len(part)
+
+    def picks(self, name: str, numbers: Sequence[int]) -> Sequence[str | None]:
+        """What was accepted of these rows: "draw.output,..."; None: everything of the first draw."""
+        return (
+            cast("Sequence[str | None]", self.client.hmget(self._key(name, "picks"), numbers))
+            if numbers
+            else []
+        )
+
+    def failures(self, name: str) -> tuple[dict[str, int], dict[int, str]]:
+        """How many of each kind, and the first of them by row: kind and message."""
+        kinds = cast("dict[str, str]", self.client.hgetall(self._key(name, "kinds")))
+        wrong = cast("dict[str, str]", self.client.hgetall(self._key(name, "wrong")))
+        told = {int(n): text for n, text in wrong.items()}
+        return {kind: int(count) for kind, count in kinds.items()}, dict(sorted(told.items()))
+
+    def pace(self, name: str) -> Sequence[tuple[float, int]]:
+        """Rows that ended in each ten seconds in which some did: (seconds since the epoch, how many), in order."""
+        pace = cast("dict[str, str]", self.client.hgetall(self._key(name, "pace")))
+        return sorted((float(slot) * 10, int(count)) for slot, count in pace.items())
+
+    # -- for the controller
+
+    def claim(self, name: str, token: str, *, force: bool = False, lease_s: float = LEASE_S) -> bool:
+        """Takes or keeps the run. False: another one has it. `force`: take it from whoever has it. Raises
+        UnknownRun."""
+        answer = self._call("claim", name, token, round(lease_s * 1000), int(force))
+        if answer == "unknown":
+            raise UnknownRun(name)
+        return answer == "yours"
+
+    def keep(self, name: str, token: str) -> bool:
+        """Renews a lease that is still this token's."""
+        return self._call("keep", name, token, round(LEASE_S * 1000)) == 1
+
+    def release(self, name: str, token: str) -> None:
+        self._call("release", name, token)
+
+    def extend(self, spec: RunSpec, token: str, before: str, more: int) -> None:
+        """`more` rows at the end of the manifest `before`, which `spec` names anew. Raises LeaseLost, RunChanged."""
+        answer = self._held("extend", spec.name, token, spec.model_dump_json(), before, spec.digest, more)
+        if answer == "changed":
+            raise RunChanged(f"run {spec.name} was extended by somebody else in the meantime: try again")
+
+    def opened(self, name: str) -> dict[str, tuple[int, int]]:
+        """The window: job id -> row and draw."""
+        places = cast("dict[str, str]", self.client.hgetall(self._key(name, "open")))
+        return {job_id: parse_place(place) for job_id, place in places.items()}
+
+    def mark(self, name: str, token: str, cursor: int, entries: Sequence[tuple[str, int]]) -> None:
+        """These rows, under these job ids, are in the window now; the next to queue is `cursor`. Raises LeaseLost."""
+        self._held("mark", name, token, cursor, *(part for entry in entries for part in entry))
+
+    def settle(self, name: str, token: str, settled: Sequence[Settled]) -> None:
+        """Raises LeaseLost."""
+        self._held("settle", name, token, json.dumps([one.stored() for one in settled]))
+
+    def pack(self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p") -> None:
+        """These done rows are in a shard now; with ".", what they made is gone and is made again. Raises LeaseLost."""
+        for first in range(0, len(numbers), 1000):
+            self._held("pack", name, token, to, *numbers[first : first + 1000])
+
+    def void(self, name: str) -> int:
+        """Of a cancelled run: rows that were never queued are cancelled; how many."""
+        return cast("int", self._call("void", name))
+
+    def forget(self, name: str, job_ids: Sequence[str], events: int) -> int:
+        """Records of ended jobs go, and all but the last `events` events of the run; how many records."""
+        return cast("int", self._call("forget", name, events, *job_ids))
+
+    def _key(self, name: str, part: str) -> str:
+        return f"{self._settings.key_prefix}runs:{check_id(name)}:{part}"
+
+    def _held(self, script: str, name: str, token: str, *args: Argument) -> Reply:
+        answer = self._call(script, name, token, round(LEASE_S * 1000), *args)
+        if answer == "lost":
+            raise LeaseLost(name)
+        return answer
+
+    def _call(self, script: str, *args: Argument) -> Reply:
+        def as_it_is(reply: Reply) -> Reply:
+            return reply
+
+        return self._run(Op(script, list(args), as_it_is, RedisFull("runs", self._settings.retry_after_s)))
+
+    def _run(self, op: Op[T]) -> T:
+        return self._runner.run(op)
+
+
+def parse_place(text: str) -> tuple[int, int]:
+    """Row and draw."""
+    n, _, draw = text.partition(":")
+    return int(n), int(draw)
+
+
+def _read(name: str, reply: Reply) -> Run:
+    open_jobs, held, *flat = reply_rows(reply)
+    fields = cast("dict[str, str]", dict(zip(flat[::2], flat[1::2], strict=True)))
+    if not fields:
+        raise UnknownRun(name)
+
+    def number(field: str) -> int:
+        return int(fields.get(field, 0))
+
+    def when(field: str) -> datetime | None:
+        return time_of(fields[field]) if field in fields else None
+
+    return Run(
+        spec=RunSpec.model_validate_json(fields["spec"]),
+        state=cast("RunState", fields["state"]),
+        digest=fields["digest"],
+        planned=number("planned"),
+        done=number("done"),
+        failed=number("failed"),
+        rejected=number("rejected"),
+        cancelled=number("cancelled"),
+        redrawn=number("redrawn"),
+        open=cast("int", open_jobs),
+        cursor=number("cursor"),
+        held=bool(held),
+        why=fields.get("why", ""),
+        spent_s=number("spent") / 1e6,
+        batches=float(fields.get("batches", 0)),
+        batched=number("batched"),
+        bytes=number("bytes"),
+        created=when("created"),
+        ended=when("ended"),
+    )

@@ -1,0 +1,103 @@
+"""Controlling a run until it stands still: bears a Redis or a store that is away, and a rival that holds the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+from saggar.jobs.runs import Controller, LeaseLost, Run
+from saggar.jobs.runs.ledger import LEASE_S
+from saggar.storage.errors import StorageUnavailable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+WAIT_S = 0.5
+_AWAY = (redis.ConnectionError, redis.TimeoutError, StorageUnavailable)
+
+
+def stands_still(run: Run) -> bool:
+    """Whether nothing more happens by itself: it is over, or paused with nothing in hand."""
+    if run.state in ("done", "cancelled"):
+        return run.complete
+    return run.state == "paused" and run.open == 0
+
+
+def drive(
+    controller: Controller,
+    show: Callable[[Run], None] = lambda _: None,
+    alive: Callable[[], None] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Run:
+    """Steps until the run stands still, or `stop` is set. While another one holds it, it is only looked at.
+
+    Raises what `alive` raises, UnknownRun, StorageRefused, and errors of Redis other than its being away.
+    """
+    stop = stop or threading.Event()
+    with Heartbeat(controller):
+        while True:
+            try:
+                run = _step(controller, stop)
+            except _AWAY as error:
+                log.warning("run %s waits: %s", controller.name, error)
+                controller.resync()
+                stop.wait(WAIT_S)
+                alive()
+                continue
+            show(run)
+            if stands_still(run) or stop.is_set():
+                return run
+            alive()
+
+
+def _step(controller: Controller, stop: threading.Event) -> Run:
+    try:
+        return controller.step(WAIT_S)
+    except LeaseLost:
+        controller.resync()
+        stop.wait(WAIT_S)
+        return controller.runs.get(controller.name)
+
+
+class Heartbeat:
+    """Keeps the controller's lease while it is busy with shards or a slow store. It takes no lease that it has not."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="saggar-run-lease", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the run back, so that another one need not wait."""
+        self._over.set()
+        self._thread.join()
+        try:
+            self._controller.release()
+        except redis.RedisError as error:
+            log.warning("the lease of run %s runs out by itself: %s", self._controller.name, error)
+
+    def _beat(self) -> None:
+        while not self._over.wait(LEASE_S / 4):
+            try:
+                self._controller.keep()
+            except redis.RedisError as error:
+                log.warning("the lease of run %s was not renewed: %s", self._controller.name, error)
+
+
+class Meter:
+    """How fast rows come to their ends, since it was first asked: rows a second, and seconds that are left."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._before: int | None = None
+
+    def rate(self, run: Run) -> float:
+        self._before = run.settled if self._before is None else self._before
+        return max(0, run.settled - self._before) / max(time.monotonic() - self._began, 1e-3)

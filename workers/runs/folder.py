@@ -1,0 +1,121 @@
+"""What a run keeps beside its output: its normalised manifest in parts, `run.json`, and at the end `_SUCCESS`.
+
+_runs/NAME/manifest/00000.jsonl   jobs, one a line, at most 2,000 a part
+_runs/NAME/run.json               names the parts with their hashes; written after them
+_runs/NAME/_SUCCESS               written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from saggar.jobs.runs.record import RunSpec
+from saggar.jobs.schema import Job, read_job
+from saggar.storage.base import Storage
+from saggar.storage.errors import Conflict, NotFound
+
+PART_ROWS = 2_000
+_JSONL, _JSON = "application/x-ndjson", "application/json"
+
+
+class PlanPart(BaseModel):
+    """Rows `first` to `first + count - 1` of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    key: str
+    first: int
+    count: int
+    sha256: str
+
+
+class RunIndex(BaseModel):
+    """The content of run.json."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = 1
+    spec: RunSpec
+    parts: tuple[PlanPart, ...] = Field(default=())
+
+    @property
+    def planned(self) -> int:
+        return sum(part.count for part in self.parts)
+
+
+class RunFolder:
+    """A run's own objects in its target. It is the plan that a controller reads."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage = storage
+        self.base = f"_runs/{name}"
+        self._index: RunIndex | None = None
+
+    def index(self, *, fresh: bool = False) -> RunIndex | None:
+        """None: this target knows no such run. `fresh`: reads it again. Raises Conflict when it is not to be
+        understood."""
+        if self._index is None or fresh:
+            try:
+                self._index = RunIndex.model_validate_json(self.storage.get(f"{self.base}/run.json"))
+            except NotFound:
+                return None
+            except ValidationError as error:
+                raise Conflict(
+                    f"{self.base}/run.json cannot be read: {error.error_count()} errors"
+                ) from error
+        return self._index
+
+    def write_plan(self, spec: RunSpec, lines: Iterator[str], before: RunIndex | None = None) -> RunIndex:
+        """Puts the rows in parts (behind those of `before`), then run.json. May be called again after a crash."""
+        parts = list(before.parts) if before else []
+        first = sum(part.count for part in parts)
+        while rows := list(islice(lines, PART_ROWS)):
+            data = "".join(f"{row}\n" for row in rows).encode()
+            key = f"{self.base}/manifest/{len(parts):05d}.jsonl"
+            self.storage.put(key, data, content_type=_JSONL)
+            parts.append(
+                PlanPart(key=key, first=first, count=len(rows), sha256=hashlib.sha256(data).hexdigest())
+            )
+            first += len(rows)
+        return self.write_index(RunIndex(spec=spec, parts=tuple(parts)))
+
+    def write_index(self, index: RunIndex) -> RunIndex:
+        self.storage.put(
+            f"{self.base}/run.json", index.model_dump_json(indent=2).encode(), content_type=_JSON
+        )
+        self._index = index
+        return index
+
+    def rows(self, first: int) -> Iterator[tuple[int, Job]]:
+        """As Plan.rows. Raises NotFound and Conflict when the plan is damaged."""
+        for n, text in self._texts(first):
+            yield n, read_job(text)
+
+    def ids(self) -> Iterator[str]:
+        """The id of each row's first draw, in order."""
+        return (job.id for _, job in self.rows(0))
+
+    def succeed(self, text: bytes) -> None:
+        """Everything is in place: `_SUCCESS`, with the counts."""
+        self.storage.put(f"{self.base}/_SUCCESS", text, content_type=_JSON)
+
+    def unfinish(self) -> None:
+        """There is more to make: `_SUCCESS` goes first."""
+        self.storage.delete([f"{self.base}/_SUCCESS"])
+
+    def _texts(self, first: int) -> Iterator[tuple[int, str]]:
+        index = self.index(fresh=first > 0)  # somebody may have extended it
+        if index is None:
+            raise NotFound(f"{self.base}/run.json")
+        for part in index.parts:
+            if part.first + part.count <= first:
+                continue
+            data = self.storage.get(part.key)
+            if hashlib.sha256(data).hexdigest() != part.sha256:
+                raise Conflict(f"{part.key} holds other bytes than run.json says")
+            for i, text in enumerate(data.decode().split("\n")[:-1]):
+                if part.first + i >= first:
+                    yield part.first + i, text

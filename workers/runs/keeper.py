@@ -1,0 +1,101 @@
+"""Detached runs: any worker of a cluster may be the one that controls them, under the run's lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+
+import redis
+from saggar.jobs.client import JobClient
+from saggar.jobs.errors import SaggarError
+from saggar.jobs.runs import Controller, Run, RunLedger
+from saggar.jobs.settings import JobSettings, connect
+from saggar.storage.base import open_storage
+from saggar.storage.errors import StorageError
+from saggar.workers.runs.drive import drive, stands_still
+from saggar.workers.runs.finish import finisher_of
+from saggar.workers.runs.folder import RunFolder
+
+log = logging.getLogger(__name__)
+MOST = 16
+"""Runs that one process controls at a time."""
+
+
+class RunKeeper:
+    """A thread that looks for detached runs without a controller, and a thread for each that it controls."""
+
+    def __init__(self, settings: JobSettings, every_s: float) -> None:
+        self._settings = settings
+        self._every_s = every_s
+        self._closed = threading.Event()
+        self._runs: dict[str, threading.Thread] = {}
+        self._thread = threading.Thread(target=self._live, name="saggar-runs", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Gives its runs back and waits for that."""
+        self._closed.set()
+        self._thread.join()
+        for thread in self._runs.values():
+            thread.join()
+
+    def _live(self) -> None:
+        client = connect(self._settings)
+        try:
+            while not self._closed.wait(self._every_s):
+                try:
+                    self._look(RunLedger(client, self._settings))
+                except redis.RedisError as error:
+                    log.warning("detached runs wait for the next look: %s", error)
+        finally:
+            client.close()
+
+    def _look(self, runs: RunLedger) -> None:
+        self._runs = {name: thread for name, thread in self._runs.items() if thread.is_alive()}
+        for run in runs.list():
+            free = run.spec.detached and not run.held and not stands_still(run)
+            if free and run.name not in self._runs and len(self._runs) < MOST:
+                self._runs[run.name] = threading.Thread(
+                    target=self._control, args=(run,), name=f"saggar-run-{run.name}", daemon=True
+                )
+                self._runs[run.name].start()
+
+    def _control(self, run: Run) -> None:
+        try:
+            control(run, self._settings, self._closed)
+        except (SaggarError, StorageError, redis.RedisError) as error:
+            log.error("run %s is paused: %s", run.name, error)
+            self._pause(run, str(error))
+        except Exception as error:
+            log.exception("run %s is paused", run.name)
+            self._pause(run, type(error).__name__)
+
+    def _pause(self, run: Run, why: str) -> None:
+        """Somebody must look: another try would end the same way."""
+        client = connect(self._settings)
+        try:
+            RunLedger(client, self._settings).change(run.name, "paused", why[:500])
+        except redis.RedisError as error:
+            log.error("run %s could not be paused: %s", run.name, error)
+        finally:
+            client.close()
+
+
+def control(run: Run, settings: JobSettings, stop: threading.Event) -> Run:
+    """Controls a run from here until it stands still or `stop` is set.
+
+    Raises StorageError, SaggarError and errors of Redis that do not pass.
+    """
+    with ExitStack() as stack:
+        client = connect(settings)
+        stack.callback(client.close)
+        jobs = stack.enter_context(JobClient(settings))
+        target = open_storage(run.spec.target)
+        stack.callback(target.close)
+        folder = RunFolder(target, run.name)
+        controller = Controller(run.name, jobs, client, folder)
+        finisher = finisher_of(run.spec, jobs, controller, target, folder)
+        stack.callback(finisher.close)
+        controller.finisher = finisher
+        return drive(controller, stop=stop)

@@ -1,0 +1,174 @@
+"""From a manifest to a run in the ledger: planned whole, refused whole, or registered and ready to be controlled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from saggar.jobs.errors import ConfigError, InvalidJob, RunBusy, RunChanged, UnknownRun
+from saggar.jobs.runs import Run, RunLedger, RunSpec
+from saggar.jobs.runs.plan import (
+    CardOf,
+    Expansion,
+    parse_matrix,
+    parse_pairs,
+    parse_seeds,
+    parse_value,
+    place,
+)
+from saggar.storage.base import Storage
+from saggar.storage.keys import RESULT_NAME
+from saggar.workers.runs.folder import RunFolder, RunIndex
+from saggar.workers.runs.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What multiplies and fills rows, as it was typed: `sets` and `matrix` of name=value, `seeds` such as 0..3."""
+
+    sets: Sequence[str] = ()
+    seeds: str | None = None
+    matrix: Sequence[str] = ()
+
+    def expansion(self, run: str, model: str, prefix: str = "") -> Expansion:
+        """Raises ConfigError."""
+        defaults: dict[str, object] = {"model": model}
+        for name, text in parse_pairs(self.sets, "--set").items():
+            place(defaults, name, parse_value(text))
+        return Expansion(run, defaults, parse_seeds(self.seeds), parse_matrix(self.matrix), prefix)
+
+
+def check_flags(expansion: Expansion, card_of: CardOf) -> None:
+    """A value of a flag that no row can have is told once. Raises ConfigError."""
+    named = {name for name, _ in expansion.matrix} | {f"params.{name}" for name, _ in expansion.matrix}
+    named |= {name for name in expansion.defaults if name != "model"}
+    named |= {f"params.{name}" for name in _dict(expansion.defaults, "params")}
+    named |= {f"output.{name}" for name in _dict(expansion.defaults, "output")}
+    probe = replace(expansion, seeds=expansion.seeds[:1])
+    defaults = {"prompt": "", **expansion.defaults}
+    try:
+        for _ in replace(probe, defaults=defaults).jobs({}, card_of):
+            pass
+    except InvalidJob as error:
+        if error.field.partition("[")[0] in named | {"model"}:
+            raise ConfigError(f"--set or --matrix: {error}") from None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an earlier run of the model says about a new one: seconds and bytes of `rows` rows, by run `name`."""
+
+    name: str
+    seconds: float
+    bytes: float
+
+
+def estimate(runs: RunLedger, model: str, rows: int) -> Estimate | None:
+    """None: no run of this model is known that says anything."""
+    for run in runs.list():
+        if run.spec.model == model and run.rate > 0 and run.done:
+            return Estimate(run.name, rows / run.rate, run.bytes / run.done * rows)
+    return None
+
+
+def register(
+    runs: RunLedger, folder: RunFolder, manifest: Manifest, spec: RunSpec, *, extend: bool = False
+) -> Run:
+    """Makes a plan of the manifest, next to the output, and a run of it in the ledger; or finds both. A run that was
+    paused goes on; rows that failed or were cancelled are made again.
+
+    Raises RunChanged, RunBusy, QueueFull, StorageError.
+    """
+    run, index = _known(runs, spec.name), folder.index(fresh=True)
+    if run is not None and run.spec.target != spec.target:
+        raise RunChanged(
+            f"run {spec.name} writes to {run.spec.target} (allowed: the same --to, or another --name)"
+        )
+    if run is not None and index is None:
+        raise RunChanged(
+            f"run {spec.name} is known, and its plan is gone from {spec.target} (allowed: another --name, or saggar "
+            f"runs forget {spec.name})"
+        )
+    if index is None:
+        folder.write_plan(spec, manifest.lines())
+    elif run is None:
+        run = _adopt(runs, folder, manifest, index, spec)
+    digest = run.digest if run else spec.digest
+    if run is not None and digest != spec.digest and extend:
+        return _extend(runs, folder, manifest, run, spec)
+    runs.open(spec)
+    return _wake(runs, folder, spec.name)
+
+
+def _known(runs: RunLedger, name: str) -> Run | None:
+    try:
+        return runs.get(name)
+    except UnknownRun:
+        return None
+
+
+def _adopt(runs: RunLedger, folder: RunFolder, manifest: Manifest, index: RunIndex, spec: RunSpec) -> Run:
+    """The target knows the run and this Redis does not: what is whole in the target is done. With gates nothing is:
+    what was accepted, only the old Redis knew."""
+    old = spec.model_copy(update={"digest": index.spec.digest, "planned": index.planned, "detached": False})
+    rows = ""
+    if not spec.gates and spec.format == "objects":
+        made = {key.split("/")[-2] for key in _results(folder.storage, spec.prefix)}
+        rows = "".join("d" if job_id in made else "." for job_id in folder.ids())
+    runs.open(old, rows)
+    return runs.get(spec.name)
+
+
+def _results(storage: Storage, prefix: str) -> Iterator[str]:
+    return (info.key for info in storage.list(prefix) if info.key.endswith(f"/{RESULT_NAME}"))
+
+
+def _extend(runs: RunLedger, folder: RunFolder, manifest: Manifest, run: Run, spec: RunSpec) -> Run:
+    index = folder.index()
+    assert index is not None
+    # A crash may have left parts of an extension that Redis never heard of.
+    index = index.model_copy(
+        update={"parts": tuple(p for p in index.parts if p.first + p.count <= run.planned)}
+    )
+    folder.write_index(index)
+    more, digest = manifest.only_new(folder.ids())
+    spec = spec.model_copy(update={"digest": digest, "planned": run.planned + more})
+    if more:
+        with _held(runs, run.name) as token:
+            folder.unfinish()
+            folder.write_plan(spec, manifest.lines(), index)
+            runs.extend(spec, token, run.digest, more)
+    else:
+        runs.open(spec)
+    return _wake(runs, folder, run.name)
+
+
+@contextmanager
+def _held(runs: RunLedger, name: str) -> Iterator[str]:
+    token = f"extend-{name}"
+    if not runs.claim(name, token):
+        raise RunBusy(f"run {name} is controlled by somebody at this moment: pause it first, or try again")
+    try:
+        yield token
+    finally:
+        runs.release(name, token)
+
+
+def _wake(runs: RunLedger, folder: RunFolder, name: str) -> Run:
+    """What somebody started again shall go on."""
+    run = runs.get(name)
+    if run.failed or run.cancelled:
+        folder.unfinish()
+        runs.again(name, ["failed", "cancelled"])
+    if run.state == "paused":
+        runs.change(name, "running")
+    return runs.get(name)
+
+
+def _dict(row: dict[str, object], name: str) -> dict[str, object]:
+    part = row.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+__all__ = ["Estimate", "Flags", "check_flags", "estimate", "register"]

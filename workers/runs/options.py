@@ -1,0 +1,134 @@
+"""The options of `saggar run`, and what they mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import click
+from pydantic import TypeAdapter, ValidationError
+from saggar.jobs.errors import ConfigError
+from saggar.jobs.runs import OutputFormat
+from saggar.jobs.runs.plan import parse_pairs
+from saggar.jobs.runs.record import WINDOW, RunSpec
+from saggar.jobs.settings import JobSettings
+from saggar.workers.runs.launch import Flags
+
+F = TypeVar("F", bound=Callable[..., object])
+_PATH = click.Path(path_type=Path)
+
+OPTIONS = (
+    click.option(
+        "--model",
+        help="A diffusers folder, a hub id, s3://bucket/folder or a built-in model.  [default: saggar/emoji]",
+    ),
+    click.option("--to", "target", default="out", show_default=True, help="A folder or s3://bucket/prefix."),
+    click.option("--name", help="The run's name.  [default: the manifest's]"),
+    click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A parameter, or another field, of every row that does not say it: --set num_inference_steps=28.",
+    ),
+    click.option(
+        "--column",
+        "columns",
+        multiple=True,
+        metavar="FIELD=COLUMN",
+        help="--column prompt=caption; see docs/runs.md.",
+    ),
+    click.option("--seeds", metavar="0..3", help="Make every row with each of these seeds: 0..3 or 1,5,9."),
+    click.option(
+        "--matrix",
+        multiple=True,
+        metavar="NAME=A,B",
+        help="Make every row with each of these values; model too.",
+    ),
+    click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, instead of refusing all."),
+    click.option("--extend", is_flag=True, help="Add to a run of this name what is new in the manifest."),
+    click.option("--plan", "dry", is_flag=True, help="Check and tell the plan; queue nothing."),
+    click.option(
+        "--window", type=int, default=WINDOW, show_default=True, help="Most jobs that are queued at once."
+    ),
+    click.option("--max-failures", type=int, help="Pause the run once so many rows have failed."),
+    click.option(
+        "--time-budget", "time_budget_s", type=float, metavar="SECONDS", help="Pause the run after so long."
+    ),
+    click.option(
+        "--cluster", is_flag=True, help="Use the cluster's queue of SAGGAR_REDIS_URL, not this machine."
+    ),
+    click.option("--redis", "redis_url", help="The same, with the URL given here."),
+    click.option("--detach", is_flag=True, help="Let the cluster's workers control the run, and return."),
+    click.option("--data", type=_PATH, help="Where the embedded queue lives.  [default: TO/.saggar]"),
+    click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]"),
+    click.option("--device", help="auto, cpu, cuda or cuda:N."),
+    click.option("--executor", type=click.Choice(["multiproc", "local"])),
+    click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end."),
+)
+_SETTINGS = ("window", "max_failures", "time_budget_s", "sheet")
+_WORKER = ("max_batch", "device", "executor")
+FORMATS = get_args(OutputFormat)
+
+
+def run_options(command: F) -> F:
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def ask_values(manifest: Path, options: dict[str, object]) -> dict[str, object]:
+    """The fields of commands.run.Ask. Raises ConfigError."""
+    name = str(options["name"] or run_name(manifest))
+    redis_url = options["redis_url"]
+    if options["cluster"] and redis_url is None:
+        redis_url = JobSettings.from_env().redis_url
+    target = str(options["target"])
+    if options["detach"]:
+        _check_detached(redis_url, target)
+    settings = {field: options[field] for field in _SETTINGS}
+    _check_settings({"name": name, **settings})
+    pairs = parse_pairs(options["columns"], "--column")  # type: ignore[arg-type]
+    columns = {source: field for field, source in pairs.items()}
+    if len(columns) != len(pairs):
+        raise ConfigError("--column: two fields from one column; give each its own")
+    return {
+        "target": target,
+        "name": name,
+        "flags": Flags(options["sets"], options["seeds"], options["matrix"]),  # type: ignore[arg-type]
+        "columns": columns,
+        "settings": settings,
+        "worker": {field: options[field] for field in _WORKER},
+        "redis_url": redis_url,
+        **{field: options[field] for field in ("model", "data", "detach", "extend", "skip_bad", "dry")},
+    }
+
+
+def run_name(manifest: Path) -> str:
+    """The manifest's name, in letters that a run's may have."""
+    kept = "".join(
+        char if (char.isascii() and char.isalnum()) or char in "._-" else "-" for char in manifest.stem
+    )
+    return (kept.lstrip("._-") or "run")[:128]
+
+
+def _check_detached(redis_url: object, target: str) -> None:
+    if redis_url is None:
+        raise ConfigError("--detach needs a cluster whose workers go on: give --cluster or --redis")
+    if "://" not in target:
+        raise ConfigError(
+            f"--detach --to {target}: the workers write it, so say where for them: s3://bucket/prefix, or "
+            "file:///folder for a folder that every machine sees"
+        )
+
+
+def _check_settings(settings: dict[str, object]) -> None:
+    """What the run's own settings may be is said once, by RunSpec."""
+    required: dict[str, object] = {"target": "", "model": "", "digest": "", "planned": 0}
+    try:
+        TypeAdapter(RunSpec).validate_python({**required, **settings})
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        flag = str(first["loc"][0]).removesuffix("_s").replace("_", "-")
+        raise ConfigError(f"--{flag}: {first['msg']}") from None

@@ -1,0 +1,70 @@
+"""Reading outputs by the names that records give them, wherever workers have put them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from saggar.jobs.record import JobRecord
+from saggar.storage.base import Storage, open_storage
+from saggar.storage.errors import Conflict
+from saggar.storage.keys import result_key
+from saggar.storage.results import ResultManifest, read_result
+
+
+@dataclass(frozen=True)
+class Made:
+    """A job's result in the store that holds it: the manifest, and its own key there."""
+
+    storage: Storage
+    key: str
+    manifest: ResultManifest
+
+
+class Outputs:
+    """A folder's files or S3 objects. Each store is opened once."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._stores: dict[str, Storage] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def read(self, uri: str) -> bytes:
+        """An object's bytes. Raises StorageError, OSError."""
+        parts = urlsplit(uri)
+        if parts.scheme == "file":
+            return Path(unquote(parts.path)).read_bytes()
+        return self.store(f"{parts.scheme}://{parts.netloc}").get(unquote(parts.path).lstrip("/"))
+
+    def result(self, record: JobRecord) -> Made:
+        """The manifest of a job that has succeeded. Raises NotFound, Conflict, StorageError."""
+        uri = record.result.manifest if record.result else None
+        if uri is None:
+            raise Conflict(f"the record of job {record.id} names no manifest")
+        key = result_key(record.job.output.prefix, record.id)
+        root = unquote(uri).removesuffix(f"/{key}")
+        if root == unquote(uri):
+            raise Conflict(f"the manifest of job {record.id} lies under another key than {key}")
+        storage = self.store(root)
+        return Made(storage, key, read_result(storage, key))
+
+    def store(self, root: str) -> Storage:
+        """By a URL without its closing slash."""
+        if root not in self._stores:
+            self._stores[root] = open_storage(root)
+            self._stack.callback(self._stores[root].close)
+        return self._stores[root]
