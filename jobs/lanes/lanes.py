@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
@@ -37,9 +38,9 @@ class _Ending:
 class Lanes:
     """Thread-safe. `client` needs a pool of its own, short timeouts and few retries (see broker.py).
 
-    Hooks, all called with the lock released: `alive(tag)` says whether a live task or the engine owns a
-    delivery (only those are kept alive; called by the heartbeat), `on_lost(tag)`: another process may have
-    it now, `on_dead(lane, job_id)`: it became a dead letter.
+    The heartbeat keeps what a task has started on; what none has taken up within `start_s` goes back, for whoever
+    was to do it has been lost. Hooks, called with the lock released: `on_lost(tag)`: another process may have it
+    now, `on_dead(lane, job_id)`: it became a dead letter.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Lanes:
         appetite: Appetite | None = None,
         heartbeat_s: float = 3.0,
         urgent_seats: int = 2,
+        start_s: float = 60.0,
     ) -> None:
         self.store = LaneStore(client, prefix)
         # Unique for each start: a restarted container has the host name and process id of its dead
@@ -59,11 +61,11 @@ class Lanes:
         self.heartbeat_s = heartbeat_s
         self.urgent_seats = urgent_seats
         self.draining = False
-        self.alive: Callable[[str], bool] = lambda _tag: True
+        self.start_s = start_s
         self._lost_hooks: list[Callable[[str], None]] = []
         self._dead_hooks: list[Callable[[str, str], None]] = []
         self._wakers: set[Callable[[], None]] = set()
-        self._held: dict[str, bool] = {}  # tag -> a task has started on it
+        self._held: dict[str, float | None] = {}  # tag -> when a task must have started on it; None: one has
         self._outbox: dict[str, _Ending] = {}
         self._no_urgent: set[str] = set()  # lanes without interactive messages when last looked at
         self._lock = threading.Lock()
@@ -138,7 +140,7 @@ class Lanes:
         with self._lock:
             if tag not in self._held:
                 return False
-            self._held[tag] = True
+            self._held[tag] = None
             return True
 
     def in_hand(self, lane: str | None = None) -> int:
@@ -155,7 +157,7 @@ class Lanes:
         self.draining = True
         self._flush_quietly()
         with self._lock:
-            tags = [tag for tag, started in self._held.items() if everything or not started]
+            tags = [tag for tag, due in self._held.items() if everything or due is not None]
             for tag in tags:
                 del self._held[tag]
         endings = [_Ending(Tag.parse(tag), acked=False, counted=False) for tag in tags]
@@ -172,10 +174,13 @@ class Lanes:
     def beat(self) -> None:
         """One heartbeat: endings that wait, then new leases for what is alive. Raises redis.RedisError."""
         self.flush()
+        for tag in self._never_started():
+            logger.warning("no task has taken %s up: it goes back", Tag.parse(tag).id)
+            self.requeue(tag)
         with self._lock:
             held = list(self._held)
         lanes: dict[str, list[Tag]] = defaultdict(list)
-        for tag in map(Tag.parse, filter(self.alive, held)):
+        for tag in map(Tag.parse, held):
             lanes[tag.lane].append(tag)
         for lane, tags in lanes.items():
             for lost in self.store.extend(lane, self.owner, tags):
@@ -244,6 +249,11 @@ class Lanes:
         except RedisError as error:
             logger.warning("endings wait for Redis: %s", error)
 
+    def _never_started(self) -> list[str]:
+        now = time.monotonic()
+        with self._lock:
+            return [tag for tag, due in self._held.items() if due is not None and due < now]
+
     def _drained_meanwhile(self) -> bool:
         """Draining began while a fetch was under way: what it brought goes back too."""
         if self.draining:
@@ -252,7 +262,7 @@ class Lanes:
 
     def _hold(self, tags: list[str]) -> None:
         with self._lock:
-            self._held.update(dict.fromkeys(tags, False))
+            self._held.update(dict.fromkeys(tags, time.monotonic() + self.start_s))
             if self._heart is None and not self._stop.is_set():
                 self._heart = threading.Thread(target=self._live, name="lane-heartbeat", daemon=True)
                 self._heart.start()

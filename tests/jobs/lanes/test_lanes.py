@@ -166,17 +166,19 @@ def test_an_ending_that_redis_did_not_hear_waits_for_the_heartbeat(make, server)
     assert lanes.store.size(LANE) == size
 
 
-def test_the_heartbeat_keeps_what_is_alive(make):
+def test_the_heartbeat_keeps_what_a_task_has_taken_up_and_gives_back_what_none_has(make):
     lanes = make()
+    lanes.start_s = 0.0
     lanes.store.configure(LANE, LaneSettings(lease_s=1000))
     put(lanes, "a", "b")
-    a, _b = tags(lanes.take(LANE, 8))
-    lanes.alive = lambda tag: tag == a
-    for id_ in "ab":
-        lanes.store.client.zadd(f"{LANE}:l", {id_: 1})
+    a, b = tags(lanes.take(LANE, 8))
+    assert lanes.started(a)
+    lanes.store.client.zadd(f"{LANE}:l", {"a": 1})
     lanes.beat()
-    assert lanes.sweep(LANE) == 1
+    assert lanes.sweep(LANE) == 0, "it has a new lease"
     assert lanes.store.position(LANE, "b") == 0
+    assert lanes.in_hand() == 1, "its seat is free"
+    assert not lanes.started(b), "too late"
 
 
 def test_lost_leases_are_told_once_and_free_their_seats(make):
@@ -286,11 +288,11 @@ def test_the_heart_outlives_a_failing_hook_and_a_lost_server(server, caplog):
     lanes = Lanes(server.client(), heartbeat_s=0.01)
     beats = threading.Semaphore(0)
 
-    def alive(tag):
+    def extend(*_):
         beats.release()
         raise RuntimeError("a hook's fault")
 
-    lanes.alive = alive
+    lanes.store.extend = extend
     put(lanes, "a")
     lanes.take(LANE, 8)
     assert all(beats.acquire(timeout=10) for _ in range(3))
