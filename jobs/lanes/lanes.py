@@ -174,9 +174,9 @@ class Lanes:
     def beat(self) -> None:
         """One heartbeat: endings that wait, then new leases for what is alive. Raises redis.RedisError."""
         self.flush()
-        for tag in self._never_started():
-            logger.warning("no task has taken %s up: it goes back", Tag.parse(tag).id)
-            self.requeue(tag)
+        for left in self._never_started():
+            logger.warning("no task has taken %s up: it goes back", Tag.parse(left).id)
+            self.requeue(left)
         with self._lock:
             held = list(self._held)
         lanes: dict[str, list[Tag]] = defaultdict(list)
