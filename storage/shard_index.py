@@ -121,6 +121,11 @@ def read_total(storage: Storage, keys: ShardKeys) -> TotalIndex:
     return _read(storage, keys.total, TotalIndex)
 
 
+def success_mark(total: bytes) -> bytes:
+    """What `_SUCCESS` holds: the sha256 of the total index, so that an old one is told from a new."""
+    return f"{hashlib.sha256(total).hexdigest()}  index.json\n".encode()
+
+
 def index_numbers(storage: Storage, keys: ShardKeys) -> list[int]:
     """The numbers of the shards that have an index, in order."""
     names = (info.key.removeprefix(keys.indexes) for info in storage.list(keys.indexes))

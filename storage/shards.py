@@ -17,7 +17,6 @@ a lease for instance; a packer that wakes up after its lease could still replace
 
 from __future__ import annotations
 
-import hashlib
 import io
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +31,15 @@ from saggar.storage.errors import Conflict, NotFound, StorageConfigError
 from saggar.storage.files import Data
 from saggar.storage.samples import Sample, SampleSpool
 from saggar.storage.shard_formats import shard_format
-from saggar.storage.shard_index import JSON, ShardIndex, ShardKeys, TotalIndex, index_numbers, read_index
+from saggar.storage.shard_index import (
+    JSON,
+    ShardIndex,
+    ShardKeys,
+    TotalIndex,
+    index_numbers,
+    read_index,
+    success_mark,
+)
 
 DEFAULT_TARGET_BYTES = 256 << 20
 MAX_TARGET_BYTES = 4 << 30  # a conditional PUT is one request, of which S3 takes 5 GiB
@@ -124,7 +131,7 @@ class ShardWriter:
         total = TotalIndex.of(self._format.name, self._shards)
         data = total.to_bytes()
         self._storage.put(self._keys.total, data, content_type=JSON)
-        self._storage.put(self._keys.success, _mark(data), content_type="text/plain")
+        self._storage.put(self._keys.success, success_mark(data), content_type="text/plain")
         return total
 
     def close(self) -> None:
@@ -213,8 +220,3 @@ class ShardWriter:
             path = Path(folder) / f"shard.{self._format.extension}"
             self._format.write(self._pending, path)
             yield path
-
-
-def _mark(total: bytes) -> bytes:
-    """What `_SUCCESS` holds: the sha256 of the total index, so that an old one is told from a new."""
-    return f"{hashlib.sha256(total).hexdigest()}  index.json\n".encode()

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "list": ("saggar.workers.commands.jobs", "list_jobs", "List jobs by state, run or tag."),
     "cancel": ("saggar.workers.commands.jobs", "cancel", "Cancel jobs, waiting or running."),
     "retry": ("saggar.workers.commands.jobs", "retry", "Queue failed or cancelled jobs again."),
+    "verify": ("saggar.workers.commands.verify", "verify", "Read stored results again and compare hashes."),
     "dead": ("saggar.workers.commands.dead", "dead", "Jobs set aside after too many crashes."),
     "models": ("saggar.workers.commands.models", "models", "What can be served, and what is."),
     "doctor": ("saggar.workers.commands.doctor", "doctor", "Check this machine, its Redis and its store."),

@@ -13,12 +13,14 @@ import pytest
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound, StorageConfigError, StorageUnavailable
 from saggar.storage.local import LocalStorage
+from saggar.storage.s3 import S3Storage
 from saggar.storage.samples import Sample, SampleSpool
 from saggar.storage.shard_formats import FORMATS
 from saggar.storage.shard_index import ShardKeys, index_numbers, read_indexes, read_total
 from saggar.storage.shards import ShardWriter
 
 from tests.support.samples import HookedStorage, png, sample, samples
+from tests.support.weed import S3Server
 
 FORMAT_NAMES = sorted(FORMATS)
 KEYS = ShardKeys("set")
@@ -121,6 +123,29 @@ def test_pyarrow_reads_columns(local_store: LocalStorage) -> None:
     assert json.loads(table.column("parameters")[0].as_py()) == {"steps": 4}
     image = table.column("image").to_pylist()
     assert image[0] == {"bytes": png(0), "path": "row-0000.png"} and image[4] is None
+
+
+@pytest.mark.e2e
+def test_pyarrow_and_webdataset_read_them_in_s3(s3_store: S3Storage, s3_server: S3Server) -> None:
+    import webdataset
+    from pyarrow import fs, parquet
+
+    pack(s3_store, samples(10), "parquet")
+    filesystem = fs.S3FileSystem(
+        access_key=s3_server.access_key,
+        secret_key=s3_server.secret_key,
+        endpoint_override=s3_server.endpoint_url.removeprefix("http://"),
+        scheme="http",
+        region=s3_server.region,
+    )
+    where = s3_store.uri("set/data").removeprefix("s3://")
+    table = parquet.read_table(where, filesystem=filesystem, columns=["key", "seed"])
+    assert table.column("seed").to_pylist() == list(range(10))
+    s3_store.delete(info.key for info in s3_store.list("set/"))
+    pack(s3_store, samples(10))
+    urls = [f"pipe:curl -sfL '{s3_store.presign(f'set/data/0000{number}.tar')}'" for number in range(3)]
+    read = list(webdataset.WebDataset(urls, shardshuffle=False).decode("rgb8"))
+    assert [row["__key__"] for row in read] == [f"row-{number:04d}" for number in range(10)]
 
 
 @pytest.mark.parametrize("kind", FORMAT_NAMES)
