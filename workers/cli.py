@@ -12,6 +12,7 @@ import click
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("saggar.workers.commands.run", "run", "Make every picture of a file of prompts."),
     "worker": ("saggar.workers.commands.worker", "worker", "Serve one model: take jobs, make pictures."),
+    "node": ("saggar.workers.commands.node", "node", "Lend this machine's ranks to a worker on another."),
     "submit": ("saggar.workers.commands.jobs", "submit", "Queue one job."),
     "watch": ("saggar.workers.commands.jobs", "watch", "Follow a job or a run as it happens."),
     "status": ("saggar.workers.commands.jobs", "status", "Show one job."),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import redis
-from saggar.engine.config import EngineConfig
+from saggar.engine.config import EngineConfig, Nodes
 from saggar.engine.engine import Engine
 from saggar.engine.errors import EngineError, LoadError, Unsupported
 from saggar.jobs.cards import Cards, ModelCard
@@ -226,9 +226,17 @@ def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
         device=settings.device,
         dtype=settings.dtype,
         executor=settings.executor,
+        ranks=settings.ranks,
+        nodes=_nodes(settings),
         max_batch=settings.max_batch,
         age_bound_s=settings.age_bound_s,
     )
+
+
+def _nodes(settings: WorkerSettings) -> Nodes | None:
+    if settings.nodes == 1:
+        return None
+    return Nodes(settings.nodes, settings.node_address or "", settings.node_key_file)
 
 
 def _lane_settings(settings: WorkerSettings) -> LaneSettings:

@@ -26,6 +26,10 @@ ENVIRONMENT = {
     "SAGGAR_DEVICE": "device",
     "SAGGAR_DTYPE": "dtype",
     "SAGGAR_EXECUTOR": "executor",
+    "SAGGAR_RANKS": "ranks",
+    "SAGGAR_NODES": "nodes",
+    "SAGGAR_NODE_ADDRESS": "node_address",
+    "SAGGAR_NODE_KEY_FILE": "node_key_file",
     "SAGGAR_MAX_BATCH": "max_batch",
     "SAGGAR_CONCURRENCY": "concurrency",
     "SAGGAR_SPOOL": "spool",
@@ -59,6 +63,10 @@ class WorkerSettings(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     executor: Literal["multiproc", "local"] = "multiproc"
+    ranks: int = Field(1, ge=1, description="processes that carry out each batch together, of all nodes")
+    nodes: int = Field(1, ge=1, description="machines that the ranks live on; the worker's is the first")
+    node_address: str | None = Field(None, description="host:port at which the other nodes find this one")
+    node_key_file: str | None = Field(None, description="holds the nodes' key; default: SAGGAR_NODE_KEY")
     max_batch: int = Field(8, ge=1, le=256, description="most rows of one batch")
     concurrency: int | None = Field(
         None, ge=1, le=1024, description="jobs in hand; default: 8 batches, at least 64"
@@ -86,6 +94,12 @@ class WorkerSettings(BaseModel):
             raise ValueError(
                 f"concurrency must be at least max_batch + {URGENT_SEATS}, or no batch could be full"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_find_each_other(self) -> Self:
+        if self.nodes > 1 and not self.node_address:
+            raise ValueError("several nodes need node_address, the host:port of this one")
         return self
 
     @property

@@ -1,6 +1,7 @@
 """The agent of another node than the engine's: starts the ranks that the head asks for, watches them, and ends them
 when the connection to the head ends. It survives a group's restart and waits for an engine that is not there.
 
+`saggar node`, or without the workers' package:
 `python -m saggar.engine.executor.agent --address HOST:PORT --nodes 2 --node-rank 1 [--key-file FILE] [--model FOLDER]`
 """
 

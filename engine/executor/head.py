@@ -21,6 +21,8 @@ from saggar.engine.executor.keyed import HANDSHAKE_S, Gone, Line, Lines, Refused
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.25
+_MOST_GREETED = 64
+"""Connections that have not said yet who they are; more are closed."""
 
 
 class Head:
@@ -50,6 +52,9 @@ class Head:
         Waits for nodes that are not there, however long; `idle` is called now and then. WorkerDied: a node was lost in
         between; LoadError: it was told of another number of nodes.
         """
+        with self._changed:
+            # At a restart a stranger that came meanwhile is no reason; at the first start it may have been quicker.
+            self._wrong = None if self._groups else self._wrong
         nodes = self._gather(idle)
         with self._changed:
             self._groups += 1
@@ -144,6 +149,9 @@ class Head:
             if self._bell.fileno() in ready:
                 return
             sock, peer = self._listener.accept()
+            if len(self._greeting) >= _MOST_GREETED:
+                sock.close()
+                continue
             thread = threading.Thread(target=self._greet, args=(sock, str(peer[0])), daemon=True)
             with self._changed:
                 self._greeting[thread] = sock
@@ -171,14 +179,13 @@ class Head:
             self._admit_node(lines, line, peer)
             return
         group, rank, kind = line.get("group"), line.get("rank"), line.get("kind")
-        lines.send(ok=True)
-        sock = lines.release()
         with self._changed:
             if not isinstance(group, int) or not isinstance(rank, int) or group != self._groups:
-                sock.close()  # of a group that is no more
+                lines.close()  # of a group that is no more
                 return
-            self._arrived[(group, rank, str(kind))] = sock
-            self._changed.notify_all()
+            self._arrived[(group, rank, str(kind))] = lines.release()
+            # Only now: the agent may say that it has launched the moment it reads this.
+            lines.send(ok=True)
 
     def _admit_node(self, lines: Lines, line: Line, peer: str) -> None:
         number, count, model = line.get("node"), line.get("nodes"), line.get("model")

@@ -23,6 +23,10 @@ import click
 @click.option(
     "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
 )
+@click.option("--ranks", type=int, help="Processes that share each batch, of all nodes.  [default: 1]")
+@click.option("--nodes", type=int, help="Machines that the ranks live on: see `saggar node`.  [default: 1]")
+@click.option("--node-address", help="host:port at which the other nodes find this one.")
+@click.option("--node-key-file", help="Holds the nodes' shared key.  [env: SAGGAR_NODE_KEY, the key itself]")
 @click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]")
 @click.option("--concurrency", type=int, help="Most jobs in hand.  [default: 64 or more]")
 @click.option("--spool", help="Where outputs are made durable before upload.")
