@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,19 @@ class Site:
         own = {"executor": "multiproc", "worker_extension": FAULTS, "patience": QUICK}
         nodes = Nodes(self.count, self.address)
         return self.make_engine(family, ranks=ranks, nodes=nodes, **own | settings)
+
+    def starting(self) -> Future[Engine]:
+        """An engine that waits for its nodes, in a thread that nobody waits for."""
+        future: Future[Engine] = Future()
+
+        def start() -> None:
+            try:
+                future.set_result(self.engine())
+            except Exception as error:  # noqa: BLE001  (it is whoever asks for the result that hears of it)
+                future.set_exception(error)
+
+        threading.Thread(target=start, daemon=True).start()
+        return future
 
     def ranks(self, agent: int = 0) -> list[int]:
         """The processes that an agent has started."""
@@ -218,8 +232,8 @@ def test_an_agent_that_is_told_to_end_ends_its_ranks(site: Site) -> None:
 def test_a_wrong_key_is_refused_and_the_right_one_is_still_awaited(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.INFO):
-        starting = pool.submit(site.engine)
+    with caplog.at_level(logging.INFO):
+        starting = site.starting()
         site.agent(key="another key that is long enough")
         assert site.agents[0].wait(30) == 1
         told = site.log(0).read_text()
@@ -323,18 +337,14 @@ class Bomb:
 
 @pytest.mark.procs
 def test_what_does_not_hold_the_key_is_neither_parsed_nor_unpickled(site: Site) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(site.engine)
-        eventually(lambda: _answers(site.port))
-        silent = socket.create_connection(("127.0.0.1", site.port))  # holds up nobody
+    starting = site.starting()
+    eventually(lambda: _answers(site.port))
+    with socket.create_connection(("127.0.0.1", site.port)):  # one that is silent holds up nobody
         for sent in (pickle.dumps(Bomb()) * 9, b'{"kind": "node", "node": 1, "nodes": 2}\n' * 9, b""):
             with socket.create_connection(("127.0.0.1", site.port)) as sock:
-                sock.sendall(sent)
-                sock.shutdown(socket.SHUT_WR)
-                _drain(sock)
+                _pour(sock, sent)
         site.agent()
         check_noop(noop("a"), starting.result(60).submit(noop("a")).result(30))
-        silent.close()
     assert not (site.folder / "unpickled").exists()
 
 
@@ -346,12 +356,13 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _drain(sock: socket.socket) -> None:
-    try:
+def _pour(sock: socket.socket, data: bytes) -> None:
+    """Send all and read all; the other side may throw it back at any moment."""
+    with contextlib.suppress(OSError):
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
         while sock.recv(4096):
             pass
-    except ConnectionError:  # what it had not read is thrown back
-        return
 
 
 def meet(head: bytes, node: bytes) -> tuple[object, object]:
@@ -392,7 +403,7 @@ def test_a_head_without_the_key_is_not_believed() -> None:
                 sock.sendall(b"saggar nodes 1\n\0" + b"n" * 32)
                 told = sock.recv(64, socket.MSG_WAITALL)
                 sock.sendall(b"\1" + told[32:])
-                _drain(sock)
+                _pour(sock, b"")
 
         pretending = pool.submit(pretend)
         with pytest.raises(Refused, match="the head does not hold this node's key"):
