@@ -8,7 +8,7 @@ process stays free of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -181,7 +181,7 @@ class Family(ABC, Generic[T, P, S]):
         forward.
         """
         predictions: dict[str, dict[str, T]] = {state.id: {} for state in states}
-        for group in _grouped(states, self.step_key):
+        for group in grouped(states, self.step_key):
             for branch in _in_order(self.branches(state) for state in group):
                 needing = [state for state in group if branch in self.branches(state)]
                 for state, value in self._predict_branch(needing, branch, max_rows):
@@ -241,8 +241,9 @@ def _check_int(field: str, value: object, low: int, high: int) -> None:
         raise InvalidRequest(field, f"{value!r} is out of range", f"integer, {low} to {high}")
 
 
-def _grouped(states: Sequence[_A], key: Any) -> list[list[_A]]:
-    groups: dict[str, list[_A]] = {}
+def grouped(states: Sequence[_A], key: Callable[[_A], Hashable]) -> list[list[_A]]:
+    """Those of one key together, keys and members in the order of first sight."""
+    groups: dict[Hashable, list[_A]] = {}
     for state in states:
         groups.setdefault(key(state), []).append(state)
     return list(groups.values())

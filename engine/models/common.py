@@ -89,6 +89,19 @@ def first_noise(state: RequestState[torch.Tensor, Any, Any], *shape: int, like: 
     return strong
 
 
+def pack_ragged(rows: Rows, branch: str, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As `pack`, of texts of unlike length: padded to the longest, and which of their tokens are real,
+    [rows, tokens]; no mask where all are.
+    """
+    pieces = [row.cond(branch, name) for row in rows]
+    lengths = torch.tensor([piece.shape[1] for piece in pieces])
+    packed = join_padded(pieces)
+    if bool((lengths == packed.shape[1]).all()):
+        return packed, None
+    mask = torch.arange(packed.shape[1]) < lengths[:, None]
+    return packed, mask.to(packed.device, non_blocking=True)
+
+
 def pack_latents(rows: Rows) -> torch.Tensor:
     """The rows' latents, [rows, ...]; whole requests are not cut up first."""
     return join([latents for _, latents in _pieces(rows)])
@@ -150,6 +163,25 @@ def split(
 def join(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate along the first axis; one piece is passed on as it is."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def join_padded(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate along the first axis; along all others a piece is filled up with zeros to the largest."""
+    largest = [max(sizes) for sizes in zip(*(piece.shape[1:] for piece in pieces), strict=True)]
+    padded = []
+    for piece in pieces:
+        missing = [size - own for size, own in zip(largest, piece.shape[1:], strict=True)]
+        # torch counts from the last axis, a pair for each: before, behind.
+        pairs = [number for size in reversed(missing) for number in (0, size)]
+        padded.append(torch.nn.functional.pad(piece, pairs) if any(missing) else piece)
+    return join(padded)
+
+
+def unpack_cells(tokens: torch.Tensor, high: int, wide: int) -> torch.Tensor:
+    """Tokens of 2×2 latent pixels [n, high·wide, c·4] to latents [n, c, 2·high, 2·wide]."""
+    n, _, c4 = tokens.shape
+    cells = tokens.view(n, high, wide, c4 // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return cells.reshape(n, c4 // 4, 2 * high, 2 * wide)
 
 
 def rgb_preview(latents: torch.Tensor) -> np.ndarray:

@@ -150,12 +150,11 @@ class Flux(TorchFamily[FluxParams]):
 
     def images(self, state: State) -> torch.Tensor:
         """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]."""
+        from saggar.engine.models import common
+
         assert state.latents is not None
         cell = 2 * self._pipe.vae_scale_factor
-        high, wide = state.params.height // cell, state.params.width // cell
-        n, _, c4 = state.latents.shape
-        cells = state.latents.view(n, high, wide, c4 // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
-        return cells.reshape(n, c4 // 4, 2 * high, 2 * wide)
+        return common.unpack_cells(state.latents, state.params.height // cell, state.params.width // cell)
 
 
 def _branches(params: FluxParams, request: Request) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from saggar.engine.cache.prompt import Encoded, PromptCache
-from saggar.engine.models.base import Family
+from saggar.engine.models.base import Family, grouped
 from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
 
@@ -63,17 +63,25 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         return state.latents
 
     def post_decode(self, states: Sequence[RequestState[torch.Tensor, P, Any]]) -> list[list[np.ndarray]]:
-        """Decode together; requests of one key share their size."""
-        from saggar.engine.models.common import split, to_pixels
+        """Decode together what is of one size."""
+        from saggar.engine.models.common import join, split, to_pixels
 
-        latents = self.unscale(self.join([self.images(state) for state in states]))
-        pictures = self._pipe.vae.decode(latents, return_dict=False)[0]
-        return split(to_pixels(self.finish(pictures, states[0].params), self._placement.pixels), states)
+        images = {state.id: self.images(state) for state in states}
+        arrays: dict[str, list[np.ndarray]] = {}
+        for group in grouped(states, lambda state: str(images[state.id].shape[1:])):
+            pictures = self.decode(self.unscale(join([images[state.id] for state in group])))
+            pixels = to_pixels(self.finish(pictures, group[0].params), self._placement.pixels)
+            arrays.update(zip((state.id for state in group), split(pixels, group), strict=True))
+        return [arrays[state.id] for state in states]
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         """From the scale of the denoiser to that of the VAE."""
         config = self._pipe.vae.config
         return latents / config.scaling_factor + config.shift_factor  # type: ignore[no-any-return]
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Latents of the VAE's scale to pictures [n, 3, H, W] in -1..1."""
+        return self._pipe.vae.decode(latents, return_dict=False)[0]  # type: ignore[no-any-return]
 
     def finish(self, pictures: torch.Tensor, params: P) -> torch.Tensor:
         """Hook: what the pipeline does to decoded pictures [n, 3, H, W], which are of one key."""
@@ -146,7 +154,9 @@ def text_length(checkpoint: Checkpoint, tokenizer: str, usual: int, longest: int
 
 
 def vae_factor(config: Mapping[str, Any]) -> int:
-    """Pixels a latent pixel, along one side, from the VAE's configuration."""
+    """Pixels a latent pixel, along one side, from the VAE's configuration, an image's or a video's."""
+    if "temperal_downsample" in config:
+        return int(2 ** len(config["temperal_downsample"]))
     return int(2 ** (len(config["block_out_channels"]) - 1))
 
 

@@ -26,6 +26,7 @@ class Case:
     name: str
     class_name: str
     scale: str = "guidance_scale"
+    other_scale: str = "guidance_scale"
     strength: float = 4.5
     empty_is_none: bool = True
     negative: bool = True
@@ -112,6 +113,14 @@ CASES = [
     SDXL,
     PIXART,
     SANA,
+    Case(
+        "qwen-image",
+        "QwenImagePipeline",
+        scale="true_cfg_scale",
+        other_scale="true_cfg_scale",
+        empty_is_none=False,
+        unlike={"true_cfg_scale": 1.0, "max_sequence_length": 4},
+    ),
 ]
 VARIANTS = [replace(FLUX, name="flux-schnell"), replace(SDXL, name="sdxl-distilled")]
 """Other checkpoints of the same families: compared once, in a batch."""

@@ -198,6 +198,14 @@ def test_a_bad_checkpoint_is_one_clear_error_at_load(
     assert "\n" not in str(caught.value)
 
 
+def test_a_distilled_qwen_image_is_refused_at_load(models: Models, tmp_path: Path) -> None:
+    folder = shutil.copytree(models("qwen-image"), tmp_path / "distilled")
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"guidance_embeds": True}))
+    with pytest.raises(LoadError, match="distilled guidance"):
+        load(EngineConfig(model=str(folder), executor="local", threads=1))
+
+
 def test_a_folder_without_an_index_or_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"there is no model_index\.json"):
         open_family(str(tmp_path))

@@ -172,7 +172,7 @@ def test_zero_and_empty_are_values(engine: Engine, plain: Plain, case: Case) -> 
             "fox",
             negative_prompt="bad",
             seed=2,
-            params={"num_inference_steps": 2, "guidance_scale": 0},
+            params={"num_inference_steps": 2, case.other_scale: 0},
         ),
         Request("off", "fox", negative_prompt="bad", seed=2, params={"num_inference_steps": 2, scale: 0.0}),
         Request("empty", "fox", negative_prompt="", seed=2, params={"num_inference_steps": 2, scale: 3.0}),

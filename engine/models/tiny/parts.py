@@ -40,6 +40,21 @@ def vae(**config: Any) -> Any:
     )
 
 
+def video_vae() -> Any:
+    """Qwen-Image's, 4 pixels a latent pixel."""
+    from diffusers import AutoencoderKLQwenImage
+
+    return AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True],
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.5, 0.8, 1.2, 1.0],
+    )
+
+
 def clip(projection: bool) -> Any:
     """CLIP's text half, with or without its projection."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -131,6 +146,23 @@ def gemma_tokenizer() -> Any:
     from transformers import GemmaTokenizer
 
     return GemmaTokenizer(vocab=_gemma_vocabulary(), merges=_gemma_merges(), model_max_length=4096)
+
+
+def bpe_tokenizer(words: str = "", chat_template: str | None = None) -> Any:
+    """Qwen's, of 512 tokens: bytes, and one token for each of `words` as they stand in that text."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    pieces = [piece for piece, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(words)]
+    merges = dict.fromkeys((piece[:end], piece[end]) for piece in pieces for end in range(1, len(piece)))
+    tokens = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), *(first + last for first, last in merges)]
+    return Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=[*merges],
+        model_max_length=512,
+        chat_template=chat_template,
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
 
 
 def save(

@@ -1,0 +1,186 @@
+"""Qwen-Image: true guidance with a negative prompt, rescaled so that each token keeps the length it has without.
+
+Rows may differ in text (of any length: the forward is padded to the longest, under a mask), text limit, timestep and
+guidance. They share height and width: the transformer takes the positions of all rows from the first, so that another
+aspect ratio of as many tokens would go wrong in silence. The sampler's shift depends on the resolution. Latents are
+packed: [outputs, tokens, channels × 4]. Edits and layers are other pipelines; this module knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from saggar.engine.cache.prompt import Encoded
+from saggar.engine.errors import LoadError
+from saggar.engine.models.registry import serves
+from saggar.engine.models.state import RequestState, Row
+from saggar.engine.models.torch_family import TorchFamily, text_length, vae_factor
+from saggar.engine.params import Narrowing
+from saggar.engine.platform.base import Placement
+from saggar.engine.request import Request
+
+if TYPE_CHECKING:
+    import torch
+DEFAULT_LATENT = 128
+"""The pipeline's default size in latent pixels, whatever the checkpoint."""
+LARGEST_LATENT = 512
+LONGEST_TEXT = 1024
+"""In tokens; the pipeline refuses more."""
+
+
+@dataclass(frozen=True)
+class QwenImageParams:
+    """Defaults as in QwenImagePipeline.__call__; height and width are the checkpoint's.
+
+    `true_cfg_scale` above 1 together with a negative prompt costs a second forward. The pipeline's `guidance_scale`
+    is for distilled models, which its transformer does not run.
+    """
+
+    height: Annotated[int, Field(ge=1, le=8192)] = 1024
+    width: Annotated[int, Field(ge=1, le=8192)] = 1024
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 50
+    true_cfg_scale: Annotated[float, Field(ge=0, le=100)] = 4.0
+    max_sequence_length: Annotated[int, Field(ge=1, le=LONGEST_TEXT)] = 512
+
+
+State = RequestState["torch.Tensor", QwenImageParams, Any]
+Rows = Sequence[Row["torch.Tensor", QwenImageParams, Any]]
+
+
+@serves("QwenImagePipeline")
+class QwenImage(TorchFamily[QwenImageParams]):
+    """See the module."""
+
+    name = "qwen-image"
+    pipeline = "QwenImagePipeline"
+    Params = QwenImageParams
+    batch_fields = ("height", "width")
+
+    def narrowing(self) -> Narrowing:
+        """The grid is one patch of 2×2 latent pixels."""
+        factor = vae_factor(self.checkpoint.config("vae"))
+        size = {
+            "default": DEFAULT_LATENT * factor,
+            "minimum": 2 * factor,
+            "maximum": LARGEST_LATENT * factor,
+            "multipleOf": 2 * factor,
+        }
+        text = text_length(self.checkpoint, "tokenizer", QwenImageParams.max_sequence_length, LONGEST_TEXT)
+        return {"height": size, "width": size, "max_sequence_length": text}
+
+    def cost(self, request: Request) -> int:
+        """Image tokens and at most as many text tokens as are allowed, of each row and branch."""
+        params = QwenImageParams(**request.params)  # type: ignore[arg-type]
+        cell = 2 * vae_factor(self.checkpoint.config("vae"))
+        tokens = (params.height // cell) * (params.width // cell) + params.max_sequence_length
+        return request.rows * len(_branches(params, request)) * tokens
+
+    def load(self, placement: Placement) -> None:
+        """LoadError: a transformer with distilled guidance."""
+        if self.checkpoint.config("transformer").get("guidance_embeds"):
+            raise LoadError(
+                f"{self.checkpoint.folder}: transformer: distilled guidance (guidance_embeds) is not supported"
+            )
+        super().load(placement)
+
+    def prepare_encode(self, states: Sequence[State]) -> None:
+        """Qwen2.5-VL for all texts of one limit at once; noise, sampler and shifted timesteps for each request."""
+        self.condition_each(states, self._encode, lambda state, _: state.params.max_sequence_length)
+        for state in states:
+            self._first_latents(state)
+
+    def branches(self, state: State) -> tuple[str, ...]:
+        """A second forward only for true guidance."""
+        return _branches(state.params, state.request)
+
+    def predict(self, rows: Rows, branch: str) -> torch.Tensor:
+        """Velocity [rows, tokens, channels × 4]."""
+        from saggar.engine.models import common
+
+        latents = common.pack_latents(rows)
+        text, mask = common.pack_ragged(rows, branch, "text")
+        velocity: torch.Tensor = self._pipe.transformer(
+            hidden_states=latents,
+            timestep=common.pack_timesteps(rows, latents).to(latents.dtype) / 1000,
+            encoder_hidden_states=text,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[(1, *self._cells(row.state.params))] for row in rows],
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def combine(self, predictions: Mapping[str, torch.Tensor], state: State) -> torch.Tensor:
+        """True guidance where the request has it; each token keeps the norm of its conditional prediction."""
+        from saggar.engine.models import common
+
+        cond = predictions["cond"]
+        if "uncond" not in predictions:
+            return cond
+        guided = common.guide(cond, predictions["uncond"], state.params.true_cfg_scale)
+        rescale: torch.Tensor = cond.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        return guided * rescale
+
+    def _encode(self, texts: list[str], length: int) -> Sequence[Encoded]:
+        embeds, mask = self._pipe.encode_prompt(
+            texts, device=self._placement.device, max_sequence_length=length
+        )
+        # The pipeline gives no mask where all texts are equally long.
+        lengths = [embeds.shape[1]] * len(texts) if mask is None else mask.sum(1).tolist()
+        return [{"text": embeds[i : i + 1, :tokens]} for i, tokens in enumerate(lengths)]
+
+    def _first_latents(self, state: State) -> None:
+        from saggar.engine.models import common
+
+        params, steps = state.params, state.params.num_inference_steps
+        state.generators = common.generators(state.request)
+        state.latents = self._pipe.prepare_latents(
+            state.request.num_outputs,
+            self._pipe.transformer.config.in_channels // 4,
+            params.height,
+            params.width,
+            state.conditioning["cond"]["text"].dtype,
+            self._placement.device,
+            state.generators,
+        )
+        assert state.latents is not None
+        common.set_timesteps(
+            state,
+            self._pipe.scheduler,
+            steps,
+            sigmas=np.linspace(1.0, 1 / steps, steps),
+            mu=common.calculate_shift(state.latents.shape[1], self._pipe.scheduler.config),
+        )
+
+    def images(self, state: State) -> torch.Tensor:
+        """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]."""
+        from saggar.engine.models import common
+
+        assert state.latents is not None
+        return common.unpack_cells(state.latents, *self._cells(state.params))
+
+    def unscale(self, latents: torch.Tensor) -> torch.Tensor:
+        """Each channel has its own scale."""
+        config = self._pipe.vae.config
+        mean, std = (
+            latents.new_tensor(values).view(1, -1, 1, 1)
+            for values in (config.latents_mean, config.latents_std)
+        )
+        return latents * std + mean
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """By a VAE of videos, as one frame."""
+        return super().decode(latents.unsqueeze(2))[:, :, 0]
+
+    def _cells(self, params: QwenImageParams) -> tuple[int, int]:
+        """The image's height and width in tokens."""
+        cell = 2 * self._pipe.vae_scale_factor
+        return params.height // cell, params.width // cell
+
+
+def _branches(params: QwenImageParams, request: Request) -> tuple[str, ...]:
+    guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
+    return ("cond", "uncond") if guided else ("cond",)
