@@ -73,11 +73,19 @@ class Book:
                 raise InvalidRequest("id", text, "an id that is not in use")
             seen.add(request.id)
 
-    def open(self, request: Request, key: str, cost: int, stream: Stream, on_event: OnEvent | None) -> Live:
+    def open(
+        self,
+        request: Request,
+        key: str,
+        cost: int,
+        stream: Stream,
+        on_event: OnEvent | None,
+        tokens: int = 1,
+    ) -> Live:
         """Take a checked request in; it waits."""
         now = time.monotonic()
         deadline = None if request.deadline_s is None else now + request.deadline_s
-        entry = Entry(request, key, next(self._seq), now, cost, deadline)
+        entry = Entry(request, key, next(self._seq), now, cost, deadline, tokens=tokens)
         live = self._lives[request.id] = Live(entry, stream, on_event)
         self._deadlines.add(entry)
         self._scheduler.add(entry)

@@ -241,7 +241,9 @@ class Engine:
             hub.book.check_new(checked)
             for request in checked:
                 key, cost, stream = self._family.batch_key(request), self._family.cost(request), Stream()
-                live = hub.book.open(request, key, cost, stream, on_event)
+                live = hub.book.open(
+                    request, key, cost, stream, on_event, tokens=self._family.row_tokens(request)
+                )
                 if reservation is not None:
                     hub.scheduler.release(reservation.announced, request.rows)
                 handles.append(Handle(request.id, live.future, stream, self.cancel))

@@ -83,6 +83,12 @@ class Family(ABC, Generic[T, P, S]):
     def cost(self, request: Request) -> int:
         """Rows × branches × tokens of one step of a validated request."""
 
+    def row_tokens(self, request: Request) -> int:
+        """The tokens of one row in `cost`, where rows of one key may differ in them: a forward is padded to its
+        longest row.
+        """
+        return 1
+
     def info(self, model: str, max_batch: int, numerics: str = "auto") -> ModelInfo:
         """What this checkpoint serves."""
         return ModelInfo(

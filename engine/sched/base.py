@@ -50,8 +50,8 @@ _ALLOWED: dict[Status, set[Status]] = {
 @dataclass(eq=False)
 class Entry:
     """A request in the scheduler's hands. `seq` is its place in the order of arrival; `cost` is rows ×
-    branches × tokens. `suspect`: ranks failed while it ran, so it runs again alone. `replica`: where it runs or is
-    parked.
+    branches × tokens, `tokens` the last factor where rows of one key may differ in it. `suspect`: ranks failed
+    while it ran, so it runs again alone. `replica`: where it runs or is parked.
     """
 
     request: Request
@@ -69,6 +69,7 @@ class Entry:
     cut: str = ""
     suspect: bool = False
     replica: int | None = None
+    tokens: int = 1
 
     @property
     def id(self) -> str:

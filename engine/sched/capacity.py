@@ -25,17 +25,21 @@ class Capacity:
 
 @dataclass
 class Load:
-    """What a batch holds so far."""
+    """What a batch holds so far: rows, rows × branches, and the tokens of the longest row, which the forward is
+    padded to.
+    """
 
     capacity: Capacity
     rows: int = 0
-    cost: int = 0
+    sequences: int = 0
+    longest: int = 0
     alone: bool = False
 
     def add(self, entry: Entry) -> None:
         """Count the entry in."""
         self.rows += entry.rows
-        self.cost += entry.cost
+        self.sequences += entry.cost // entry.tokens
+        self.longest = max(self.longest, entry.tokens)
         self.alone = self.alone or entry.suspect
 
     def refusal(self, entry: Entry) -> str | None:
@@ -47,7 +51,8 @@ class Load:
         if self.rows + entry.rows > self.capacity.max_rows:
             return "rows"
         limit = self.capacity.max_cost
-        return "cost" if limit is not None and self.cost + entry.cost > limit else None
+        cost = (self.sequences + entry.cost // entry.tokens) * max(self.longest, entry.tokens)
+        return "cost" if limit is not None and cost > limit else None
 
     @property
     def full(self) -> bool:

@@ -15,6 +15,7 @@ class Case:
     guided: parameters that ask for classifier-free guidance. scale: the parameter that is its strength.
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
     negative: whether the pipeline takes a negative prompt at all.
+    mixed_sizes: whether rows of unlike sizes share a forward.
     wide: another size than the usual one. plain: what the plain pipeline's call needs besides.
     own_defaults: parameters whose null stands for the pipeline's default, which is too long for a schema.
     unlike: what a third row has that differs from the others. options: parameters that only this family has, those
@@ -30,6 +31,7 @@ class Case:
     strength: float = 4.5
     empty_is_none: bool = True
     negative: bool = True
+    mixed_sizes: bool = False
     wide: tuple[int, int] = (40, 72)
     plain: dict[str, Any] = field(default_factory=dict)
     own_defaults: tuple[str, ...] = ()
@@ -120,6 +122,19 @@ CASES = [
         other_scale="true_cfg_scale",
         empty_is_none=False,
         unlike={"true_cfg_scale": 1.0, "max_sequence_length": 4},
+    ),
+    Case(
+        "z-image",
+        "ZImagePipeline",
+        mixed_sizes=True,
+        unlike={
+            "height": 32,
+            "width": 72,
+            "guidance_scale": 3.0,
+            "cfg_truncation": 0.5,
+            "cfg_normalization": True,
+        },
+        options=({"cfg_truncation": 0.3}, {"cfg_normalization": True}),
     ),
 ]
 VARIANTS = [replace(FLUX, name="flux-schnell"), replace(SDXL, name="sdxl-distilled")]

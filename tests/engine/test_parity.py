@@ -151,14 +151,17 @@ def test_more_outputs_than_rows_of_a_forward(engine: Engine, plain: Plain) -> No
     assert_equal(engine.submit(request).result(60), plain(request))
 
 
-def test_sizes_have_their_own_key_and_the_right_picture(engine: Engine, plain: Plain, case: Case) -> None:
+def test_each_size_has_the_right_picture_and_its_own_key_unless_they_mix(
+    engine: Engine, plain: Plain, case: Case
+) -> None:
     height, width = case.wide
     wide = Request(
         "wide", "wide", seed=1, params={"height": height, "width": width, "num_inference_steps": 3}
     )
     usual = Request("usual", "usual", seed=1, params={"num_inference_steps": 3})
-    assert engine.batch_key(wide) != engine.batch_key(usual)
+    assert (engine.batch_key(wide) == engine.batch_key(usual)) == case.mixed_sizes
     outputs = engine.generate([wide, usual])
+    assert (outputs[0].batch_id == outputs[1].batch_id) == case.mixed_sizes
     assert outputs[0].arrays[0].shape == (height, width, 3)
     for request, output in zip([wide, usual], outputs, strict=True):
         assert_equal(output, plain(request))
@@ -217,12 +220,18 @@ def test_joined_midway_and_left_early(engine: Engine, plain: Plain, case: Case, 
     assert together == (way[1] == "step_batch")
 
 
+def _in_the_way(case: Case, max_batch: int) -> int:
+    """Outputs of a request of another size that a running one must be parked for: where sizes mix, all seats."""
+    return max_batch if case.mixed_sizes else 1
+
+
 def test_preempted_and_resumed(engine: Engine, plain: Plain, case: Case, way: tuple[str, str]) -> None:
     bulk = case.requests()[1]
     urgent = Request(
         "urgent",
         "now",
         seed=5,
+        num_outputs=_in_the_way(case, 6),
         priority=INTERACTIVE,
         params={"height": 32, "width": 32, "num_inference_steps": 2},
     )
@@ -244,7 +253,13 @@ def test_a_preempted_picture_is_bit_equal_to_one_left_alone(
     engine = make_engine(family, mode="step_batch", pixels="float32")
     bulk = case.requests()[0]
     alone = engine.submit(bulk).result(60)
-    urgent = Request("urgent", "now", priority=INTERACTIVE, params={"height": 32, "num_inference_steps": 2})
+    urgent = Request(
+        "urgent",
+        "now",
+        num_outputs=_in_the_way(case, engine.config.max_batch),
+        priority=INTERACTIVE,
+        params={"height": 32, "num_inference_steps": 2},
+    )
     interrupted = engine.submit(bulk, on_event=at_step("a", 2, lambda: engine.submit(urgent))).result(60)
     settled(engine)
     assert engine.stats()["preempted"] == 1

@@ -17,6 +17,11 @@ SIZE = 64
 """Default height and width of a tiny model, in pixels."""
 TEXT = 64
 """Default length of its text, in tokens."""
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A chat template such as Qwen's."""
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-"
 _PAIRS = "e▁s▁d▁t▁,▁thineranreontiorenatalesarde"
 
@@ -106,6 +111,24 @@ def gemma() -> Any:
         max_position_embeddings=4096,
     )
     return Gemma2Model(config)
+
+
+def qwen3(vocabulary: int, layers: int = 2) -> Any:
+    """Qwen3 with its language head."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
 
 
 def _clip_vocabulary() -> dict[str, int]:
