@@ -22,15 +22,18 @@ V = TypeVar("V", bound=Hashable)
 
 
 class TorchFamily(Family["torch.Tensor", P, Any]):
-    """`pipeline` is the class in diffusers whose parts the family uses; they are `self._pipe` once loaded."""
+    """`pipeline` is the class in diffusers whose parts the family uses; they are `self._pipe` once loaded.
+    `loaded_as`: for a component, the class of its library that the family loads in place of the checkpoint's.
+    """
 
     pipeline: ClassVar[str]
+    loaded_as: ClassVar[Mapping[str, str]] = {}
 
     def load(self, placement: Placement) -> None:
         """The pipeline's parts on the rank's device."""
         from saggar.engine.models.common import load_pipeline
 
-        self._pipe: Any = load_pipeline(self.pipeline, self.checkpoint, placement)
+        self._pipe: Any = load_pipeline(self.pipeline, self.checkpoint, placement, self.loaded_as)
         self._placement = placement
         self._prompts = PromptCache(placement.prompt_cache_bytes)
 

@@ -109,6 +109,7 @@ SANA = Case(
     stochastic={"algorithm_type": "sde-dpmsolver++"},
 )
 FLUX = Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False)
+KLEIN = Case("flux2-klein", "Flux2KleinPipeline", negative=False)
 CASES = [
     FLUX,
     Case("sd3", "StableDiffusion3Pipeline"),
@@ -136,7 +137,13 @@ CASES = [
         },
         options=({"cfg_truncation": 0.3}, {"cfg_normalization": True}),
     ),
+    Case("flux2", "Flux2Pipeline", negative=False),
+    KLEIN,
 ]
-VARIANTS = [replace(FLUX, name="flux-schnell"), replace(SDXL, name="sdxl-distilled")]
+VARIANTS = [
+    replace(FLUX, name="flux-schnell"),
+    replace(SDXL, name="sdxl-distilled"),
+    replace(KLEIN, name="flux2-klein-distilled"),
+]
 """Other checkpoints of the same families: compared once, in a batch."""
 BY_NAME = {case.name: case for case in CASES + VARIANTS}

@@ -198,6 +198,20 @@ def test_a_bad_checkpoint_is_one_clear_error_at_load(
     assert "\n" not in str(caught.value)
 
 
+def test_a_flux2_is_loaded_without_the_half_of_its_processor_that_reads_images(
+    models: Models, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(models("flux2"), tmp_path / "flux2")
+    path = folder / "model_index.json"
+    named = {"tokenizer": ["transformers", "PixtralProcessor"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    probes = [
+        load(EngineConfig(model=str(model), executor="local", threads=1))[0].family.probe()
+        for model in (folder, models("flux2"))
+    ]
+    assert probes[0] == probes[1]
+
+
 def test_a_distilled_qwen_image_is_refused_at_load(models: Models, tmp_path: Path) -> None:
     folder = shutil.copytree(models("qwen-image"), tmp_path / "distilled")
     path = folder / "transformer" / "config.json"

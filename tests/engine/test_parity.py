@@ -94,7 +94,7 @@ def _plain(folder: Path, name: str) -> Plain:
         if request.negative_prompt is not None and case.negative:
             given["negative_prompt"] = request.negative_prompt
         pictures: np.ndarray = pipeline(
-            request.prompt, generator=generator, output_type="np", **given, **case.plain
+            prompt=request.prompt, generator=generator, output_type="np", **given, **case.plain
         ).images
         return pictures
 
@@ -168,16 +168,16 @@ def test_each_size_has_the_right_picture_and_its_own_key_unless_they_mix(
 
 
 def test_zero_and_empty_are_values(engine: Engine, plain: Plain, case: Case) -> None:
-    scale = case.scale
+    scale, bad = case.scale, "bad" if case.negative else None
     requests = [
         Request(
             "zero",
             "fox",
-            negative_prompt="bad",
+            negative_prompt=bad,
             seed=2,
             params={"num_inference_steps": 2, case.other_scale: 0},
         ),
-        Request("off", "fox", negative_prompt="bad", seed=2, params={"num_inference_steps": 2, scale: 0.0}),
+        Request("off", "fox", negative_prompt=bad, seed=2, params={"num_inference_steps": 2, scale: 0.0}),
         Request("empty", "fox", negative_prompt="", seed=2, params={"num_inference_steps": 2, scale: 3.0}),
         Request("none", "fox", seed=2, params={"num_inference_steps": 2, scale: 3.0}),
     ]
@@ -186,6 +186,16 @@ def test_zero_and_empty_are_values(engine: Engine, plain: Plain, case: Case) -> 
         assert_equal(output, plain(request))
     same = np.abs(floats(outputs[2]) - floats(outputs[3])).max() <= ATOL
     assert same == case.empty_is_none
+
+
+def test_a_negative_prompt_is_refused_where_the_pipeline_takes_none(engine: Engine, case: Case) -> None:
+    request = Request("x", "x", negative_prompt="bad")
+    if case.negative:
+        assert engine.validate(request).negative_prompt == "bad"
+    else:
+        with pytest.raises(InvalidRequest) as caught:
+            engine.validate(request)
+        assert caught.value.field == "negative_prompt"
 
 
 def test_long_prompts_are_cut_as_plain_diffusers_cuts_them(engine: Engine, plain: Plain) -> None:

@@ -17,7 +17,7 @@ from tests.engine.support import floats, settled
 from tests.engine.test_parity import ATOL, _plain, assert_equal
 
 Models = Callable[[str], Path]
-POSITIONS_OF_THE_FIRST_ROW = ["qwen-image"]
+POSITIONS_OF_THE_FIRST_ROW = ["qwen-image", "flux2", "flux2-klein"]
 """Their transformers read the positions of all rows from the first: an equal number of tokens is not enough."""
 
 

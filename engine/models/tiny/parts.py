@@ -60,6 +60,42 @@ def video_vae() -> Any:
     )
 
 
+def flux2_parts(text_encoder: Any, tokenizer: Any, seed: int, guidance_embeds: bool) -> dict[str, Any]:
+    """The parts of FLUX.2: its VAE has 4 pixels a latent pixel, and means and variances that the seed decides."""
+    import torch
+    from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2Transformer2DModel
+
+    vae = AutoencoderKLFlux2(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 8, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    vae.bn.running_mean.normal_(0.0, 0.3, generator=generator)
+    vae.bn.running_var.uniform_(0.5, 2.0, generator=generator)
+    transformer = Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=96,
+        timestep_guidance_channels=32,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance_embeds,
+    )
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        "vae": vae,
+        "text_encoder": text_encoder,
+        "tokenizer": tokenizer,
+        "transformer": transformer,
+    }
+
+
 def clip(projection: bool) -> Any:
     """CLIP's text half, with or without its projection."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -171,7 +207,7 @@ def gemma_tokenizer() -> Any:
     return GemmaTokenizer(vocab=_gemma_vocabulary(), merges=_gemma_merges(), model_max_length=4096)
 
 
-def bpe_tokenizer(words: str = "", chat_template: str | None = None) -> Any:
+def bpe_tokenizer(words: str = "", chat_template: str | None = None, padding_side: str = "right") -> Any:
     """Qwen's, of 512 tokens: bytes, and one token for each of `words` as they stand in that text."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -184,6 +220,7 @@ def bpe_tokenizer(words: str = "", chat_template: str | None = None) -> Any:
         merges=[*merges],
         model_max_length=512,
         chat_template=chat_template,
+        padding_side=padding_side,
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
     )
 

@@ -1,0 +1,197 @@
+"""FLUX.2: dev, whose guidance is distilled into a number, and klein, with true guidance against the empty prompt
+unless its steps were distilled.
+
+Rows may differ in text, timestep and guidance; they share height, width and the text's length, because the
+transformer takes the positions of all rows from the first: another aspect ratio of as many tokens would go wrong
+in silence. The sampler's shift depends on the resolution and on the number of steps. Latents are packed:
+[outputs, tokens, channels × 4]. This module knows nothing of reference images, nor of prompts that
+the encoder rewrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from saggar.engine.cache.prompt import Encoded
+from saggar.engine.errors import InvalidRequest
+from saggar.engine.models.registry import serves
+from saggar.engine.models.state import RequestState, Row
+from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
+from saggar.engine.params import Narrowing
+from saggar.engine.request import Request
+
+if TYPE_CHECKING:
+    import torch
+DEFAULT_LATENT = 128
+"""The pipelines' default size in latent pixels, whatever the checkpoint."""
+LARGEST_LATENT = 512
+
+
+@dataclass(frozen=True)
+class Flux2Params:
+    """Defaults as in both pipelines' __call__; height and width are the checkpoint's."""
+
+    height: Annotated[int, Field(ge=1, le=8192)] = 1024
+    width: Annotated[int, Field(ge=1, le=8192)] = 1024
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 50
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] = 4.0
+    max_sequence_length: Annotated[int, Field(ge=1, le=512)] = 512
+
+
+State = RequestState["torch.Tensor", Flux2Params, Any]
+Rows = Sequence[Row["torch.Tensor", Flux2Params, Any]]
+
+
+@serves("Flux2Pipeline")
+class Flux2(TorchFamily[Flux2Params]):
+    """dev."""
+
+    name = "flux2"
+    pipeline = "Flux2Pipeline"
+    Params = Flux2Params
+    batch_fields = ("height", "width", "max_sequence_length")
+    # The checkpoint's processor reads images too, for which it needs torchvision; texts need its tokenizer alone.
+    loaded_as: ClassVar[Mapping[str, str]] = {"tokenizer": "AutoTokenizer"}
+
+    def narrowing(self) -> Narrowing:
+        """The grid is one patch of 2×2 latent pixels."""
+        factor = vae_factor(self.checkpoint.config("vae"))
+        size = {
+            "default": DEFAULT_LATENT * factor,
+            "minimum": 2 * factor,
+            "maximum": LARGEST_LATENT * factor,
+            "multipleOf": 2 * factor,
+        }
+        text = text_length(self.checkpoint, "tokenizer", Flux2Params.max_sequence_length)
+        return {"height": size, "width": size, "max_sequence_length": text}
+
+    def preprocess(self, request: Request) -> Request:
+        """The pipelines take no negative prompt; an empty one changes nothing."""
+        if request.negative_prompt:
+            raise InvalidRequest("negative_prompt", "this model takes none", "no negative prompt")
+        return request
+
+    def cost(self, request: Request) -> int:
+        """Image and text tokens of each row and branch."""
+        params = Flux2Params(**request.params)  # type: ignore[arg-type]
+        cell = 2 * vae_factor(self.checkpoint.config("vae"))
+        tokens = (params.height // cell) * (params.width // cell) + params.max_sequence_length
+        return request.rows * len(self.branches_of(params)) * tokens
+
+    def branches_of(self, params: Flux2Params) -> tuple[str, ...]:
+        """One forward: guidance is a number that the transformer reads."""
+        return ("cond",)
+
+    def guidance(self, rows: Rows, latents: torch.Tensor) -> torch.Tensor | None:
+        """That number, for each row."""
+        from saggar.engine.models import common
+
+        return common.floats([row.state.params.guidance_scale for row in rows], latents)
+
+    def prepare_encode(self, states: Sequence[State]) -> None:
+        """The language model for all texts at once; noise, sampler and shifted timesteps for each request."""
+        length = states[0].params.max_sequence_length
+
+        def encode(texts: list[str]) -> Sequence[Encoded]:
+            embeds, ids = self._pipe.encode_prompt(
+                texts, device=self._placement.device, max_sequence_length=length
+            )
+            return per_text(text=embeds, ids=ids)
+
+        self.condition(states, encode, variant=length)
+        for state in states:
+            self._first_latents(state)
+
+    def branches(self, state: State) -> tuple[str, ...]:
+        """As the checkpoint's form of guidance needs."""
+        return self.branches_of(state.params)
+
+    def predict(self, rows: Rows, branch: str) -> torch.Tensor:
+        """Velocity [rows, tokens, channels × 4]."""
+        from saggar.engine.models import common
+
+        latents = common.pack_latents(rows)
+        velocity: torch.Tensor = self._pipe.transformer(
+            hidden_states=latents,
+            timestep=common.pack_timesteps(rows, latents).to(latents.dtype) / 1000,
+            guidance=self.guidance(rows, latents),
+            encoder_hidden_states=common.pack(rows, branch, "text"),
+            txt_ids=rows[0].cond(branch, "ids"),
+            img_ids=rows[0].state.extras["image_ids"],
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def combine(self, predictions: Mapping[str, torch.Tensor], state: State) -> torch.Tensor:
+        """True guidance where the request has it."""
+        from saggar.engine.models import common
+
+        if "uncond" not in predictions:
+            return predictions["cond"]
+        return common.guide(predictions["cond"], predictions["uncond"], state.params.guidance_scale)
+
+    def _first_latents(self, state: State) -> None:
+        from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+        from saggar.engine.models import common
+
+        params, steps = state.params, state.params.num_inference_steps
+        state.generators = common.generators(state.request)
+        state.latents, image_ids = self._pipe.prepare_latents(
+            state.request.num_outputs,
+            self._pipe.transformer.config.in_channels // 4,
+            params.height,
+            params.width,
+            state.conditioning["cond"]["text"].dtype,
+            self._placement.device,
+            state.generators,
+        )
+        assert state.latents is not None
+        state.extras = {"image_ids": image_ids}
+        flow = self._pipe.scheduler.config.get("use_flow_sigmas")
+        common.set_timesteps(
+            state,
+            self._pipe.scheduler,
+            steps,
+            sigmas=None if flow else np.linspace(1.0, 1 / steps, steps),
+            mu=compute_empirical_mu(state.latents.shape[1], steps),
+        )
+
+    def images(self, state: State) -> torch.Tensor:
+        """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]; the VAE has normalised each of the c·4 by itself."""
+        from saggar.engine.models import common
+
+        vae, latents = self._pipe.vae, state.latents
+        assert latents is not None
+        std = (vae.bn.running_var + vae.config.batch_norm_eps).sqrt().to(latents.dtype)
+        cell = 2 * self._pipe.vae_scale_factor
+        return common.unpack_cells(
+            latents * std + vae.bn.running_mean.to(latents.dtype),
+            state.params.height // cell,
+            state.params.width // cell,
+        )
+
+    def unscale(self, latents: torch.Tensor) -> torch.Tensor:
+        """Done by `images`, while the latents are packed."""
+        return latents
+
+
+@serves("Flux2KleinPipeline")
+class Flux2Klein(Flux2):
+    """klein: `is_distilled` in model_index.json says that guidance does nothing."""
+
+    name = "flux2-klein"
+    pipeline = "Flux2KleinPipeline"
+    loaded_as: ClassVar[Mapping[str, str]] = {}
+
+    def branches_of(self, params: Flux2Params) -> tuple[str, ...]:
+        """A second forward for guidance above 1, which steps that were distilled do without."""
+        guided = params.guidance_scale > 1 and not self.checkpoint.index.get("is_distilled", False)
+        return ("cond", "uncond") if guided else ("cond",)
+
+    def guidance(self, rows: Rows, latents: torch.Tensor) -> torch.Tensor | None:
+        """The transformer reads none."""
+        return None
