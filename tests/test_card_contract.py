@@ -54,7 +54,8 @@ def test_a_checked_job_has_one_batch_key(name: str, models: Models) -> None:
     spread = SPREAD["noop" if name.startswith("noop") else "diffusion"]
     seen = set()
     for params in [{}, *spread]:
-        given = Job(id="j", model=name, task=card.tasks[0], prompt="a jar", params=params)
+        own = {_own_name(key, family): value for key, value in params.items()}
+        given = Job(id="j", model=name, task=card.tasks[0], prompt="a jar", params=own)
         job = check_job(given, card)
         request = family.validate(to_request(job))
         assert batch_key(job, card) == family.batch_key(request)
@@ -62,7 +63,13 @@ def test_a_checked_job_has_one_batch_key(name: str, models: Models) -> None:
         assert "loras" not in json.loads(batch_key(job, card))
         assert json.loads(batch_key(job, card)).keys() == {"task", *card.batch_fields}
         seen.add(batch_key(job, card))
-    assert len(seen) > 1
+    assert (len(seen) > 1) == bool(card.batch_fields)
+
+
+def _own_name(key: str, family: AnyFamily) -> str:
+    known = family.schema["properties"]
+    assert isinstance(known, dict)
+    return "true_cfg_scale" if key == "guidance_scale" and key not in known else key
 
 
 def jobs_takes(words: dict[str, Any], value: Any) -> bool:
