@@ -1,4 +1,4 @@
-"""FLUX.2: dev, whose guidance is distilled into a number, and klein, with true guidance against the empty prompt
+"""FLUX.2 (dev, klein): dev has its guidance distilled into a number, klein a true one against the empty prompt
 unless its steps were distilled.
 
 Rows may differ in text, timestep and guidance; they share height, width and the text's length, because the

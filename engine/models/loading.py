@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,15 +20,25 @@ LIBRARIES = ("diffusers", "transformers")
 _LONGEST_REASON = 400
 
 
-def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement) -> Any:
-    """The pipeline over its parts, on the rank's device and without gradients.
+def load_pipeline(
+    class_name: str,
+    checkpoint: Checkpoint,
+    placement: Placement,
+    loaded_as: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """The pipeline over its parts, on the rank's device and without gradients. `loaded_as`: classes in place of those
+    that the checkpoint names, by component.
 
     Weights come from safetensors alone: a pickle could run code. All files are looked at before any is loaded.
     LoadError: a missing or damaged component, wrong shapes, weights that lack names, no safetensors.
     """
     for library in LIBRARIES:
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
-    kinds = {name: _kind(checkpoint, name) for name, source in checkpoint.components.items() if source}
+    kinds = {
+        name: _kind(checkpoint, name, loaded_as.get(name, source[1]))
+        for name, source in checkpoint.components.items()
+        if source
+    }
     weights = {
         name: read_weights(checkpoint.folder / name)
         for name, kind in kinds.items()
@@ -42,11 +53,11 @@ def load_pipeline(class_name: str, checkpoint: Checkpoint, placement: Placement)
         raise LoadError(f"{checkpoint.folder}: its parts do not make a {class_name}: {error}") from error
 
 
-def _kind(checkpoint: Checkpoint, name: str) -> type[Any]:
+def _kind(checkpoint: Checkpoint, name: str, class_name: str) -> type[Any]:
     """The class of a component."""
     source = checkpoint.components[name]
     assert source is not None
-    library, class_name = source
+    library = source[0]
     if not (checkpoint.folder / name).is_dir():
         raise LoadError(
             f"{checkpoint.folder}: component {name} is missing: {AGAIN}, or write [null, null] for it in"

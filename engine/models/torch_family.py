@@ -31,7 +31,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
     def load(self, placement: Placement) -> None:
         """The pipeline's parts on the rank's device."""
-        from saggar.engine.models.common import load_pipeline
+        from saggar.engine.models.loading import load_pipeline
 
         self._pipe: Any = load_pipeline(self.pipeline, self.checkpoint, placement, self.loaded_as)
         self._placement = placement
