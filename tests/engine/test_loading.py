@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,3 +92,24 @@ def test_headers_say_what_is_in_the_files(models: Models) -> None:
     for name, value in parameters.items():
         assert (found[name].dtype, found[name].shape) == ("F32", tuple(value.shape))
         assert found[name].bytes == value.numel() * 4 == found[name].values * 4
+
+
+def test_classes_come_from_the_libraries_and_diffusers_own_pipelines_alone(tmp_path: Path) -> None:
+    def index(source: list[str]) -> Checkpoint:
+        (tmp_path / "part").mkdir(exist_ok=True)
+        content = {"_class_name": "StableDiffusion3Pipeline", "part": source}
+        (tmp_path / "model_index.json").write_text(json.dumps(content))
+        return Checkpoint(tmp_path)
+
+    placement = Placement("uint8", "", torch.device("cpu"), torch.float32)
+    checker = index(["stable_diffusion", "StableDiffusionSafetyChecker"])
+    with pytest.raises(LoadError, match="part: there are no weights in safetensors"):  # the class is known
+        load_pipeline("StableDiffusion3Pipeline", checker, placement)
+    for source in (
+        ["os", "system"],
+        ["..utils", "logging"],
+        ["stable_diffusion", "np"],
+        ["no_such", "Thing"],
+    ):
+        with pytest.raises(LoadError, match=f"component part: .*{source[1]}: this checkpoint needs another"):
+            load_pipeline("StableDiffusion3Pipeline", index(source), placement)
