@@ -16,6 +16,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 MakeEngine = Callable[..., Engine]
+IN_RANKS = {"flux", "sdxl"}
+"""The families that CI also runs in rank processes: what carries a plan there knows none of them. All run in soak."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        params = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        if (
+            "case" in params
+            and params.get("way", ("",))[0] == "multiproc"
+            and params["case"].name not in IN_RANKS
+        ):
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="session")
