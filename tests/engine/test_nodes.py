@@ -106,7 +106,7 @@ def site(make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.procs
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_two_nodes_make_the_pictures_of_one_process(site: Site, ranks: int) -> None:
     request = noop("a", num_inference_steps=2)
     (alone,) = site.make_engine("sd3").generate([request])

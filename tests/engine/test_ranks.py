@@ -207,7 +207,7 @@ def test_a_rank_that_differs_stops_the_start(
     (tmp_path / "differs").write_text(what)
     if what == "plan":
         monkeypatch.setattr("saggar.engine.executor.group.Start", told_otherwise)
-    family = "noop" if what in ("weights", "plan", "versions") else "sd3"
+    family = "sd3" if what in ("tokens", "numerics") else "noop"
     with pytest.raises(LoadError, match=rf"rank 1 differs from rank 0 in its {what} \(.*, not .*\)$"):
         start(2, family, worker_extension="tests.engine.faults.Differs")
 
