@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from saggar.engine.degrees import Degrees, refuse
 from saggar.engine.errors import Unsupported
 from saggar.engine.request import ParamValue
 
@@ -102,7 +103,10 @@ class EngineConfig:
     threads: CPU threads of each rank, None for the library's choice.
     prompt_cache_mb: memory of each rank's device that may hold encoded prompts, 0 for none.
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
-    ranks: processes that carry out each batch together, `multiproc` only.
+    ulysses, ring: ranks that share each sequence, by heads and by chunks of keys; the product of both shares it.
+    cfg: ranks that share the branches of guidance, or the rows where there are none.
+    ranks: processes that carry out each batch together, `multiproc` only; 0: as many as the degrees make. Without
+    any degree all ranks do the same, which is for families without torch.
     replicas: groups of ranks, each with a model of its own, that share the work.
     nodes: where the ranks of the one replica live on several machines, None for this one.
     patience: when a rank counts as lost.
@@ -128,13 +132,18 @@ class EngineConfig:
     threads: int | None = None
     prompt_cache_mb: int = 256
     worker_extension: str | None = None
-    ranks: int = 1
+    ulysses: int = 1
+    ring: int = 1
+    cfg: int = 1
+    ranks: int = 0
     replicas: int = 1
     nodes: Nodes | None = None
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         self._check_choices()
+        if not self.ranks:
+            object.__setattr__(self, "ranks", self.degrees.size)
         for name in ("max_batch", "pass_limit", "decode_rows", "ranks", "replicas"):
             if getattr(self, name) < 1:
                 raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -152,11 +161,17 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise Unsupported(f"{name} must be at least 1 or None, not {value}")
+        self.degrees.check_ranks(self.ranks)
         if self.ranks > 1 and self.executor == "local":
-            raise Unsupported(f"the local executor has one rank, not {self.ranks}")
+            raise refuse(f"the local executor has one rank, not {self.ranks}")
         self._check_nodes()
         if not self.ageing_s > 0:
             raise Unsupported(f"ageing_s must be above 0, not {self.ageing_s}")
+
+    @property
+    def degrees(self) -> Degrees:
+        """The ranks of one group by axis."""
+        return Degrees(ulysses=self.ulysses, ring=self.ring, cfg=self.cfg)
 
     @property
     def ranks_per_node(self) -> int:

@@ -22,6 +22,7 @@ from saggar.engine.hub import Hub
 from saggar.engine.live import OnEvent
 from saggar.engine.loop import Loop
 from saggar.engine.models.registry import AnyFamily, open_family
+from saggar.engine.parallel.check import check_start
 from saggar.engine.progress import Bar
 from saggar.engine.request import EngineEvent, ModelInfo, Output, Request, Room
 from saggar.engine.sched.base import Scheduler
@@ -63,6 +64,7 @@ class Engine:
         Unsupported, LoadError, WorkerDied, a warm-up's error.
         """
         family = open_family(config.model)
+        check_start(config, family)
         config = replace(config, mode="step_batch") if family.streaming else config
         if config.mode == "step_batch" and not family.step_batching:
             raise Unsupported(

@@ -18,6 +18,7 @@ from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
+from saggar.engine.parallel.cfg import Alone, Spread
 from saggar.engine.params import Narrowing, check_params, schema_of
 from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, ParamValue, Request
 
@@ -38,6 +39,8 @@ class Family(ABC, Generic[T, P, S]):
     tasks: ClassVar[tuple[str, ...]] = ("t2i",)
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
+    spreads: ClassVar[bool] = True
+    """Ranks can share its steps."""
     step_batching: ClassVar[bool] = True
     """Requests may join and leave between its steps; without it, asking for step batches is an error at start."""
     tells_steps: ClassVar[bool] = True
@@ -50,6 +53,7 @@ class Family(ABC, Generic[T, P, S]):
         self.schema: JsonSchema = schema_of(self.Params, self.narrowing(), checkpoint.narrowing)
         self.limits: dict[str, int] = {**LIMITS, **checkpoint.limits}
         self.counters: dict[str, int] = {}
+        self.spread: Spread[T] = Alone()
 
     # -- pure: needs no weights
 
@@ -184,31 +188,37 @@ class Family(ABC, Generic[T, P, S]):
         """The combined prediction of each request for its present step, by id; changes no state.
 
         Groups by step key, then by branch, and packs only rows that need the branch, at most `max_rows` a
-        forward.
+        forward. Ranks that share branches each predict a run of the rows, and hear of all.
         """
         predictions: dict[str, dict[str, T]] = {state.id: {} for state in states}
         for group in grouped(states, self.step_key):
-            for branch in _in_order(self.branches(state) for state in group):
-                needing = [state for state in group if branch in self.branches(state)]
-                for state, value in self._predict_branch(needing, branch, max_rows):
-                    predictions[state.id][branch] = value
+            branches = _in_order(self.branches(state) for state in group)
+            work = [(name, state) for name in branches for state in group if name in self.branches(state)]
+            whole, start = self._predict_all(work, max_rows), 0
+            for name, state in work:
+                end = start + state.request.num_outputs
+                predictions[state.id][name], start = whole[start:end], end  # type: ignore[index]
         return {state.id: self.combine(predictions[state.id], state) for state in states}
 
-    def _predict_branch(
-        self, states: Sequence[RequestState[T, P, S]], branch: str, max_rows: int
-    ) -> Iterator[tuple[RequestState[T, P, S], T]]:
-        rows = [Row(state, index) for state in states for index in range(state.request.num_outputs)]
-        parts = []
+    def _predict_all(self, work: Sequence[tuple[str, RequestState[T, P, S]]], max_rows: int) -> T:
+        """One prediction a row of the work, in its order."""
+        rows = [(name, Row(state, i)) for name, state in work for i in range(state.request.num_outputs)]
+        mine = rows[self.spread.mine(len(rows))]
+        parts: list[T] = []
+        for name in _in_order((name,) for name, _ in mine):
+            parts += self._predict_branch([row for branch, row in mine if branch == name], name, max_rows)
+        shapes = (max_rows, *((name, _shape(row.state.latents)) for name, row in rows))
+        return self.spread.gather(self._joined(parts) if parts else None, len(rows), self._joined, shapes)
+
+    def _predict_branch(self, rows: Sequence[Row[T, P, S]], branch: str, max_rows: int) -> Iterator[T]:
         for start in range(0, len(rows), max_rows):
             chunk = rows[start : start + max_rows]
-            parts.append(self.predict(chunk, branch))
+            yield self.predict(chunk, branch)
             self.count(f"forwards.{branch}", 1)
             self.count(f"rows.{branch}", len(chunk))
-        whole = parts[0] if len(parts) == 1 else self.join(parts)
-        start = 0
-        for state in states:
-            yield state, whole[start : start + state.request.num_outputs]  # type: ignore[index]
-            start += state.request.num_outputs
+
+    def _joined(self, parts: Sequence[T]) -> T:
+        return parts[0] if len(parts) == 1 else self.join(parts)
 
     def count(self, name: str, by: int) -> None:
         """Add to a running total that stats show."""
@@ -258,3 +268,8 @@ def grouped(states: Sequence[_A], key: Callable[[_A], Hashable]) -> list[list[_A
 def _in_order(names: Iterator[tuple[str, ...]]) -> list[str]:
     """Each branch once, in the order of first need."""
     return list(dict.fromkeys(name for some in names for name in some))
+
+
+def _shape(latents: object) -> tuple[int, ...]:
+    """Of one row."""
+    return tuple(getattr(latents, "shape", ()))[1:]

@@ -63,6 +63,7 @@ class DiffusersAny(Family[np.ndarray, Any, Seats]):
 
     name = "diffusers-any"
     step_batching = False
+    spreads = False
     pipeline: ClassVar[str]
     arguments: ClassVar[Mapping[str, Argument]]
 

@@ -59,6 +59,7 @@ class Noop(Family[np.ndarray, NoopParams, None]):
     Params = NoopParams
     batch_fields = ("height", "width", "key")
     uses_torch = False
+    spreads = False
 
     def cost(self, request: Request) -> int:
         """One token a 16×16 patch; a second branch with guidance."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.models.registry import AnyFamily, open_family
+from saggar.engine.parallel.cfg import OverRanks
+from saggar.engine.parallel.mesh import Mesh
 from saggar.engine.platform.base import Placement
 from saggar.engine.worker.agreement import agreement
 from saggar.engine.worker.extension import Extension, make_extension
@@ -23,15 +25,16 @@ def load(
     team: Team | None = None,
     activity: Activity | None = None,
     row_limits: Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Runner, Ready]:
-    """Load the model of `config` in this process. Raises LoadError (also where ranks differ), Unsupported, or what
-    the warm-up raises. `row_limits`: see plan.Start.
+    """Load the model of `config` in this process, one rank of `mesh`. Raises LoadError (also where ranks differ),
+    Unsupported, or what the warm-up raises. `row_limits`: see plan.Start.
     """
-    team = team or Team(0)
+    team, mesh = team or Team(0), mesh or Mesh.alone()
     family = open_family(config.model)
     extension = make_extension(config.worker_extension, family, team.rank)
     make = _with_torch if family.uses_torch else _plain
-    runner, numerics = make(config, family, extension, team.slot)
+    runner, numerics = make(config, family, extension, team.slot, mesh)
     runner.activity = activity or runner.activity
     runner.limits = RowLimits(config.max_batch, row_limits)
     runner.alike = team.alike
@@ -45,20 +48,25 @@ def load(
     return runner, Ready(team.rank, os.getpid(), numerics, family.checkpoint.revision, agreed)
 
 
-def _plain(config: EngineConfig, family: AnyFamily, extension: Extension, slot: int) -> tuple[Runner, str]:
+def _plain(
+    config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
+) -> tuple[Runner, str]:
     placement = Placement(config.pixels, numerics="exact")
     family.load(placement)
     return Runner(family, config.max_batch, extension=extension), placement.numerics
 
 
 def _with_torch(
-    config: EngineConfig, family: AnyFamily, extension: Extension, slot: int
+    config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
 ) -> tuple[Runner, str]:
     import torch
     from saggar.engine.platform.select import place
 
     placement, platform = place(config, slot)
     family.load(placement)
+    if mesh.cfg.size > 1:
+        assert placement.device is not None
+        family.spread = OverRanks(mesh.cfg, placement.device)
     runner = Runner(
         family,
         config.max_batch,

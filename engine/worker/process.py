@@ -93,8 +93,8 @@ def main(control: int, pulse: int, *links: int) -> int:
     inbox = Inbox(channel)
     started = False
     try:
-        with World(start.config, team):
-            runner, ready = load(start.config, team, activity, start.row_limits)
+        with World(start.config, team) as world:
+            runner, ready = load(start.config, team, activity, start.row_limits, world.mesh)
             channel.send(ready)
             started = True
             _serve(runner, inbox, channel, team)

@@ -1,7 +1,7 @@
 """The ranks' communication library: torch.distributed over gloo or NCCL, for a group of more than one rank whose
 family uses torch. They meet at a store that rank 0 opens on a free port of node 0; the others hear of it by their link.
 
-The parallel plans speak through the world's group; ranks that only do the same never need it.
+Ranks that share work speak through the groups of the world's mesh; those that only do the same never speak.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from typing import Any
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import LoadError
 from saggar.engine.models.registry import open_family
+from saggar.engine.parallel.mesh import Mesh
 from saggar.engine.worker.team import Team
 
 _HERE = "127.0.0.1"
 
 
 class World:
-    """A context manager: the default process group of this rank's process, where one is needed."""
+    """A context manager: the default process group of this rank's process, where one is needed, and the `mesh` of
+    those that share its work.
+    """
 
     def __init__(self, config: EngineConfig, team: Team) -> None:
         self._config = config
         self._team = team
         self._joined = False
+        self.mesh = Mesh.alone()
 
     def __enter__(self) -> World:
         """LoadError: the ranks do not find each other."""
@@ -59,3 +63,4 @@ class World:
         dist.all_reduce(here)
         if int(here.item()) != size:
             raise LoadError(f"{int(here.item())} of {size} ranks found each other")
+        self.mesh = Mesh.of(self._config.degrees, self._team.rank, lambda ranks: dist.new_group(list(ranks)))

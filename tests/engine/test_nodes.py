@@ -111,7 +111,7 @@ def test_two_nodes_make_the_pictures_of_one_process(site: Site, ranks: int) -> N
     request = noop("a", num_inference_steps=2)
     (alone,) = site.make_engine("sd3").generate([request])
     site.agent()
-    engine = site.engine("sd3", ranks)
+    engine = site.engine("sd3", ranks, cfg=ranks)
     assert set(site.ranks()) == set(engine.health().pids[ranks // 2 :])
     (together,) = engine.generate([request])
     np.testing.assert_array_equal(alone.arrays[0], together.arrays[0])

@@ -207,9 +207,9 @@ def test_a_rank_that_differs_stops_the_start(
     (tmp_path / "differs").write_text(what)
     if what == "plan":
         monkeypatch.setattr("saggar.engine.executor.group.Start", told_otherwise)
-    family = "sd3" if what in ("tokens", "numerics") else "noop"
+    family, degrees = ("sd3", {"cfg": 2}) if what in ("tokens", "numerics") else ("noop", {})
     with pytest.raises(LoadError, match=rf"rank 1 differs from rank 0 in its {what} \(.*, not .*\)$"):
-        start(2, family, worker_extension="tests.engine.faults.Differs")
+        start(2, family, worker_extension="tests.engine.faults.Differs", **degrees)
 
 
 def test_a_restart_finds_what_was_there_before(start: Callable[..., Engine], models: Models) -> None:
@@ -229,5 +229,5 @@ def test_one_process_has_one_rank() -> None:
 def test_ranks_with_torch_find_each_other_and_agree(make_engine: MakeEngine) -> None:
     request = noop("a", num_inference_steps=2)
     (alone,) = make_engine("sd3").generate([request])
-    (together,) = make_engine("sd3", executor="multiproc", ranks=2).generate([request])
+    (together,) = make_engine("sd3", executor="multiproc", cfg=2).generate([request])
     np.testing.assert_array_equal(alone.arrays[0], together.arrays[0])

@@ -1,0 +1,30 @@
+"""What is refused before any process starts: worlds that a family cannot be spread over."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from saggar.engine.config import EngineConfig
+from saggar.engine.degrees import refuse
+
+
+class Spreadable(Protocol):
+    """What there is to know of a family without its weights."""
+
+    name: ClassVar[str]
+    uses_torch: ClassVar[bool]
+    spreads: ClassVar[bool]
+
+
+def check_start(config: EngineConfig, family: Spreadable) -> None:
+    """Unsupported says in one line what does not go together, and what does."""
+    degrees = config.degrees
+    if degrees.size > 1 and not family.spreads:
+        raise refuse(
+            f"{family.name}: its steps cannot be shared over {degrees}, for they are not ours or not torch's"
+        )
+    if config.ranks > 1 and degrees.size == 1 and family.uses_torch:
+        raise refuse(
+            f"ranks={config.ranks} with no degree would do the same {config.ranks} times: set ulysses, ring or cfg "
+            f"so that they make {config.ranks}"
+        )

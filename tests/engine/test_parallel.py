@@ -1,0 +1,109 @@
+"""Engines whose ranks share work give the pictures of one process: within 1e-4, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from saggar.engine import Engine, Output, Request, Unsupported
+from saggar.engine.config import EngineConfig
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.families import BY_NAME, Case
+from tests.engine.parallel_cases import WAYS, Way, batches
+from tests.engine.support import at_step, eventually, floats
+
+ATOL = 1e-4
+PAIRS = [("flux", Way(cfg=2)), ("sdxl", Way(cfg=3))]
+MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS]
+
+
+def matrix() -> list[Any]:
+    """Pairs run in CI, all others once for a release."""
+    return [
+        pytest.param(name, way, id=f"{name}-{way}", marks=() if (name, way) in PAIRS else pytest.mark.soak)
+        for name, way in [*PAIRS, *(pair for pair in MATRIX if pair not in PAIRS)]
+    ]
+
+
+@pytest.fixture
+def start(make_engine: MakeEngine) -> Callable[..., Engine]:
+    """An engine of one process, or one whose ranks share work; both with step batches and floats."""
+
+    def make(name: str, way: Way | None = None, **settings: Any) -> Engine:
+        own = {"mode": "step_batch", "pixels": "float32", "max_batch": 6, "warmup": ()}
+        spread = {"executor": "multiproc", **way.settings} if way else {}
+        return make_engine(name, **own | spread | settings)
+
+    return make
+
+
+def compare(requests: list[Request], outputs: list[Output], expected: list[Output]) -> None:
+    for request, output, one in zip(requests, outputs, expected, strict=True):
+        assert floats(one).std() > 1e-3, request.id
+        np.testing.assert_allclose(floats(output), floats(one), atol=ATOL, rtol=0, err_msg=request.id)
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize(("name", "way"), matrix())
+def test_ranks_that_share_work_give_the_pictures_of_one_process(
+    start: Callable[..., Engine], name: str, way: Way
+) -> None:
+    case = BY_NAME[name]
+    alone, together = start(name), start(name, way)
+    for requests in batches(case):
+        compare(requests, together.generate(requests), alone.generate(requests))
+    joined_midway(alone, together, case)
+    assert together.health().ok
+
+
+def joined_midway(alone: Engine, together: Engine, case: Case) -> None:
+    """Two requests come while a third has made two steps."""
+    a, b, c = case.requests()
+    later: list[Any] = []
+    first = together.submit(
+        b, on_event=at_step("b", 2, lambda: later.extend([together.submit(a), together.submit(c)]))
+    )
+    first.wait()
+    eventually(lambda: len(later) == 2)
+    outputs = [later[0].result(60), first.result(60), later[1].result(60)]
+    assert outputs[0].batch_id == outputs[1].batch_id
+    compare([a, b, c], outputs, [alone.submit(request).result(60) for request in (a, b, c)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ranks": 3, "ulysses": 2}, ["ranks=3", "ulysses=2, which makes 2", "ulysses=3", "ring=3", "cfg=3"]),
+        ({"ranks": 4, "ring": 3}, ["ulysses=2 × cfg=2"]),
+        ({"cfg": 0}, ["cfg must be at least 1, not 0"]),
+        ({"cfg": 2, "executor": "local"}, ["the local executor has one rank, not 2", "executor=local"]),
+    ],
+)
+def test_a_world_that_does_not_fit_is_refused(settings: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        EngineConfig(model="x", **settings)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("noop", {"cfg": 2}, "noop: its steps cannot be shared over cfg=2"),
+        ("sd3", {"ranks": 2}, "set ulysses, ring or cfg so that they make 2"),
+    ],
+)
+def test_a_family_that_cannot_be_spread_so_is_refused_before_any_process_starts(
+    make_engine: MakeEngine, family: str, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Unsupported, match=words) as caught:
+        make_engine(family, executor="multiproc", **settings)
+    assert "What goes together:" in str(caught.value)
+
+
+def test_ranks_are_as_many_as_the_degrees_make() -> None:
+    assert EngineConfig(model="x").ranks == 1
+    assert EngineConfig(model="x", ulysses=2, ring=3, cfg=2).ranks == 12
