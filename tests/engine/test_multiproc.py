@@ -108,12 +108,13 @@ def test_a_death_between_requests_is_made_good_without_a_request(engine: Engine)
 
 
 def test_a_death_while_loading_fails_the_start(models: Callable[[str], Path]) -> None:
+    model = str(models("flux"))  # made here: that may take longer than anybody waits for a rank
     before = len(ranks())
     errors: list[BaseException] = []
 
     def start() -> None:
         try:
-            Engine.make(EngineConfig(model=str(models("flux"))))
+            Engine.make(EngineConfig(model=model))
         except WorkerDied as error:
             errors.append(error)
 
