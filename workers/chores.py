@@ -19,6 +19,7 @@ from saggar.jobs.settings import connect
 from saggar.storage.base import open_storage
 from saggar.workers.app import CHORES_QUEUE, INTAKE_QUEUE, make_app
 from saggar.workers.housekeeping import Housekeeper
+from saggar.workers.runs.keeper import CHORES_EVERY_S, RunKeeper
 from saggar.workers.settings import WorkerSettings
 from saggar.workers.tasks import register_revoke
 
@@ -94,6 +95,7 @@ class ChoresWorker:
             storage = open_storage(self._settings.store)
             stack.callback(storage.close)
             stack.callback(Housekeeper(client, self._settings.jobs, storage).close)
+            stack.callback(RunKeeper(self._settings.jobs, CHORES_EVERY_S).close)
             app = make_app(self._settings.jobs)
             ledger = Ledger(client, self._settings.jobs)
             register_intake(app, ledger, Cards(client, self._settings.jobs))

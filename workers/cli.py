@@ -10,7 +10,12 @@ import click
 
 # command -> (module, attribute, one line of help)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
-    "run": ("saggar.workers.commands.run", "run", "Make every picture of a file of prompts."),
+    "run": ("saggar.workers.commands.run", "run", "Make every picture of a manifest of prompts."),
+    "runs": (
+        "saggar.workers.commands.runs",
+        "runs",
+        "List runs; pause, resume, cancel, retry, compare them.",
+    ),
     "worker": ("saggar.workers.commands.worker", "worker", "Serve one model: take jobs, make pictures."),
     "node": ("saggar.workers.commands.node", "node", "Lend this machine's ranks to a worker on another."),
     "submit": ("saggar.workers.commands.jobs", "submit", "Queue one job."),

@@ -38,6 +38,7 @@ from saggar.workers.chores import ChoresWorker
 from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.model_source import local_model
 from saggar.workers.publish import Origin, Publisher
+from saggar.workers.runs.keeper import MODEL_EVERY_S, RunKeeper
 from saggar.workers.service import Service
 from saggar.workers.settings import WorkerSettings
 from saggar.workers.supervisor import LOG_FORMAT, REFUSED, watch_parent
@@ -88,6 +89,7 @@ class ModelWorker:
         card = to_card(engine.info, settings.name, settings.max_batch)
 
         stack.callback(Housekeeper(client, settings.jobs, storage).close)
+        stack.callback(RunKeeper(settings.jobs, MODEL_EVERY_S).close)
 
         late = LateAppetite()
         app = make_app(settings.jobs, late)

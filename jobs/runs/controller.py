@@ -48,12 +48,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to make of it. `picks`: what was accepted of the row so far, "" none, None all. `why` of one that failed."""
+    """What to make of it. `picks`: what was accepted of the row so far, "" none, None all. `why` of one
+    that failed; `refused`: the gates that refused a picture each."""
 
     to: Literal["done", "redraw", "rejected", "failed", "again"]
     picks: str | None = None
     why: str = ""
     bytes: int = 0
+    refused: tuple[str, ...] = ()
 
 
 class Plan(Protocol):
@@ -65,6 +67,10 @@ class Plan(Protocol):
 
 class Finisher(Protocol):
     """What happens to results beyond the queue: gates, copies, shards."""
+
+    @property
+    def needs_records(self) -> bool:
+        """Whether records of rows that are done stay until `let_go` is told of them."""
 
     def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
         """One for each. What is done is where it shall be when this returns."""
@@ -78,6 +84,8 @@ class Finisher(Protocol):
 
 class KeepAll:
     """Everything is accepted where the worker has put it."""
+
+    needs_records = False
 
     def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
         return [Verdict("done", bytes=bytes_of(one.record)) for one in ended]
@@ -311,7 +319,9 @@ class Controller:
             message=verdict.why,
             batch=batch,
             bytes=verdict.bytes,
+            pictures=_pictures(one.record, verdict),
             picks=verdict.picks,
+            refused=verdict.refused or None,
         )
 
     def _draw_again(self, one: Ended, verdict: Verdict) -> Settled:
@@ -323,7 +333,15 @@ class Controller:
             if isinstance(outcome, SaggarError):
                 return Settled(one.n, one.record.id, "f", kind="refused", message=str(outcome)[:500])
         self._open[job.id] = (one.n, one.draw + 1)
-        return Settled(one.n, one.record.id, "q", next=job.id, draw=one.draw + 1, picks=verdict.picks)
+        return Settled(
+            one.n,
+            one.record.id,
+            "q",
+            next=job.id,
+            draw=one.draw + 1,
+            picks=verdict.picks,
+            refused=verdict.refused or None,
+        )
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         if not settled:
@@ -332,10 +350,14 @@ class Controller:
         for one in settled:
             del self._open[one.id]
             self._told.discard(one.id)
-            if one.to != ".":
+            if one.to != "." and not (one.to in "dq" and self.finisher.needs_records):
                 self._ended.append(one.id)
             elif self._at > one.n:
                 self._at = -1
+
+    def let_go(self, job_ids: Sequence[str]) -> None:
+        """The records of these rows' jobs are not needed any more."""
+        self._ended += job_ids
 
     def _forget(self) -> None:
         old = [self._ended.popleft() for _ in range(len(self._ended) - KEPT)]
@@ -375,6 +397,12 @@ def bytes_of(record: JobRecord) -> int:
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Parts of at most `size`."""
     return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _pictures(record: JobRecord, verdict: Verdict) -> int:
+    if verdict.to != "done":
+        return 0
+    return verdict.picks.count("=") if verdict.picks else record.job.num_outputs
 
 
 def _not_made(n: int, record: JobRecord) -> Settled:

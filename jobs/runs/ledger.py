@@ -42,8 +42,8 @@ class LeaseLost(Exception):
 @dataclass(frozen=True, slots=True)
 class Settled:
     """What became of a row's job `id`: `to` is an end, "." to queue it again, or "q" when `next` is its next draw,
-    number `draw`. `kind` and `message` of a failure; `batch` rows it ran among; `bytes` it made; `picks` is what was
-    accepted, None for all of it."""
+    number `draw`. `kind` and `message` of a failure; `batch` rows it ran among; `pictures` of `bytes` it made; `picks`
+    is what was accepted, None for all of it; `refused` the gates that refused a picture each."""
 
     n: int
     id: str
@@ -54,7 +54,9 @@ class Settled:
     message: str = ""
     batch: int | None = None
     bytes: int | None = None
+    pictures: int | None = None
     picks: str | None = None
+    refused: tuple[str, ...] | None = None
 
     def stored(self) -> dict[str, object]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -135,6 +137,18 @@ class RunLedger:
             if numbers
             else []
         )
+
+    def all_picks(self, name: str) -> Iterator[tuple[int, str]]:
+        """Rows of which not simply everything was accepted, and what was, in no order."""
+        for n, text in self.client.hscan_iter(self._key(name, "picks"), count=1000):
+            yield int(n), text
+
+    def tallies(self, name: str) -> tuple[dict[int, int], dict[str, int]]:
+        """Rows by the size of the batch in which they ran; refused pictures by gate."""
+        sizes = cast("dict[str, str]", self.client.hgetall(self._key(name, "sizes")))
+        gates = cast("dict[str, str]", self.client.hgetall(self._key(name, "gates")))
+        by_size = {int(size): int(rows) for size, rows in sizes.items()}
+        return by_size, {gate: int(count) for gate, count in gates.items()}
 
     def failures(self, name: str) -> tuple[dict[str, int], dict[int, str]]:
         """How many of each kind, and the first of them by row: kind and message."""
@@ -252,6 +266,7 @@ def _read(name: str, reply: Reply) -> Run:
         batches=float(fields.get("batches", 0)),
         batched=number("batched"),
         bytes=number("bytes"),
+        pictures=number("pictures"),
         created=when("created"),
         ended=when("ended"),
     )

@@ -47,7 +47,8 @@ class RunSpec(BaseModel):
 class Run:
     """A run at one moment. done + failed + rejected + cancelled = planned once it has ended; before, `open` rows are
     in the window and the rest waits. `redrawn` counts draws that were not accepted; `cursor` is the next row to queue.
-    Times in seconds, on Redis's clock; `batches` is how many batches its rows took, `batched` how many rows that is."""
+    Times in seconds, on Redis's clock; `batches` is how many batches its rows took, `batched` how many rows that is;
+    `pictures` that count, of `bytes` bytes."""
 
     spec: RunSpec
     state: RunState
@@ -66,6 +67,7 @@ class Run:
     batches: float = 0.0
     batched: int = 0
     bytes: int = 0
+    pictures: int = 0
     created: datetime | None = None
     ended: datetime | None = None
 

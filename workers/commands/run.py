@@ -17,9 +17,8 @@ from saggar.jobs.errors import ConfigError
 from saggar.jobs.runs import Controller, Run, RunLedger, RunSpec
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, open_storage
-from saggar.workers.runs.deliver import SHEET
 from saggar.workers.runs.drive import drive
-from saggar.workers.runs.finish import finisher_of
+from saggar.workers.runs.finish import SHEET, RunFinisher
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.follow import progress_line, trouble
 from saggar.workers.runs.launch import Flags, check_flags, estimate, register
@@ -144,7 +143,7 @@ class Session:
         controller = Controller(registered.name, self._client, self._redis, self._folder)
         if self._place.embedded:
             controller.claim(force=True)  # the folder's lock says that nobody else lives
-        finisher = finisher_of(registered.spec, self._client, controller, self._target, self._folder)
+        finisher = RunFinisher(registered.spec, self._client, controller, self._target, self._folder)
         self._stack.callback(finisher.close)
         controller.finisher = finisher
         with progress_line(self._console, registered) as show:

@@ -1,16 +1,149 @@
-"""Which finisher a run needs."""
+"""The finisher of a run: gates, then delivery as single objects or as shards, and what comes last."""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 from saggar.jobs.client import JobClient
-from saggar.jobs.runs import Controller, RunSpec
+from saggar.jobs.record import JobRecord
+from saggar.jobs.runs import Controller, Ended, Run, RunSpec, Verdict
+from saggar.jobs.runs.controller import bytes_of
 from saggar.storage.base import Storage
-from saggar.workers.runs.deliver import Delivery
+from saggar.storage.errors import Conflict, NotFound
+from saggar.workers.runs.deliver import deliver, is_in
 from saggar.workers.runs.folder import RunFolder
+from saggar.workers.runs.judge import RowGates, draws_of
+from saggar.workers.runs.outputs import Outputs
+from saggar.workers.runs.pack import Done, Packer, remove
+from saggar.workers.runs.sheet import SheetFailed, make_sheet
+from saggar.workers.runs.summary import summary_of
+
+log = logging.getLogger(__name__)
+SHEET = "contact-sheet.png"
+_THREADS = 8
 
 
-def finisher_of(
-    spec: RunSpec, client: JobClient, controller: Controller, target: Storage, folder: RunFolder
-) -> Delivery:
-    """Close what it returns."""
-    return Delivery(client, target, folder)
+def staging(name: str) -> str:
+    """Where the single objects of a run in shards are, under the workers' store, until they are packed."""
+    return f"_runs/{name}/objects"
+
+
+class RunFinisher:
+    """As jobs.runs.Finisher. Close it."""
+
+    def __init__(
+        self, spec: RunSpec, client: JobClient, controller: Controller, target: Storage, folder: RunFolder
+    ) -> None:
+        """Raises ConfigError for gates that there are not."""
+        self._spec, self._client, self._controller = spec, client, controller
+        self._target, self._folder = target, folder
+        self._outputs = Outputs()
+        self._pool = ThreadPoolExecutor(_THREADS, "saggar-finish")
+        self._gates = RowGates(spec, controller.runs) if spec.gates else None
+        self._packer: Packer | None = None
+        if spec.format != "objects":
+            self._packer = Packer(spec, client, controller, target, folder, self._outputs, self._pool)
+        self._refused: list[JobRecord] = []
+
+    @property
+    def needs_records(self) -> bool:
+        """Shards are made of what the records name."""
+        return self._packer is not None
+
+    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
+        """As Finisher.judge. Raises StorageUnavailable and StorageRefused, after which it may be called again."""
+        if self._gates is None:
+            verdicts: Sequence[Verdict] = [Verdict("done", bytes=bytes_of(one.record)) for one in ended]
+        else:
+            verdicts = self._gates.judge(ended, self._outputs)
+        if self._packer is not None:
+            done = [
+                Done(one.n, _row_id(one))
+                for one, say in zip(ended, verdicts, strict=True)
+                if say.to == "done"
+            ]
+            self._packer.take(done)
+            return verdicts
+        return list(self._pool.map(self._deliver, ended, verdicts))
+
+    def tend(self, run: Run) -> None:
+        """Packs; removes draws that nobody wants, once their rows say so."""
+        while self._refused:
+            self._remove(self._refused[-1])
+            self._refused.pop()
+        if self._packer is not None:
+            self._packer.tend()
+
+    def complete(self, run: Run) -> None:
+        """The last shard, the contact sheet, the report, and `_SUCCESS`. A sheet that cannot be made is no reason to
+        call the run a failure."""
+        shards = self._packer.complete() if self._packer is not None else 0
+        run = self._controller.runs.get(run.name)
+        sheet = self._sheet(run)
+        summary = summary_of(run, self._controller.runs, self._client, self._folder)
+        self._folder.report(summary, sheet)
+        if self._packer is not None:
+            self._clean()
+        elif self._gates is not None:
+            self._folder.write_accepted(self._accepted())
+        counts = {
+            name: getattr(run, name)
+            for name in ("planned", "done", "failed", "rejected", "cancelled", "redrawn")
+        }
+        text = json.dumps({"run": run.name, "manifest": run.digest, **counts, "shards": shards}, indent=2)
+        self._folder.succeed(text.encode())
+
+    def close(self) -> None:
+        if self._packer is not None:
+            self._packer.close()
+        self._pool.shutdown()
+        self._outputs.close()
+
+    def _deliver(self, one: Ended, verdict: Verdict) -> Verdict:
+        if verdict.to == "done" or (verdict.to == "redraw" and f"{one.draw}." in str(verdict.picks)):
+            why = deliver(one.record, self._target, self._outputs)
+            return verdict if why is None else Verdict("failed", why=why)
+        if is_in(one.record, self._target) and verdict.to != "failed":
+            self._refused.append(one.record)
+        return verdict
+
+    def _remove(self, record: JobRecord) -> None:
+        try:
+            remove(self._outputs.result(record))
+        except (NotFound, Conflict) as error:
+            log.info("run %s: a refused draw is not removed: %s", self._spec.name, error)
+
+    def _sheet(self, run: Run) -> bytes | None:
+        if not run.spec.sheet or not run.done:
+            return None
+        try:
+            sheet = make_sheet(self._client, run.name)
+        except SheetFailed as error:
+            log.warning("run %s: no contact sheet: %s", run.name, error)
+            return None
+        self._target.put(SHEET, sheet, content_type="image/png")
+        return sheet
+
+    def _clean(self) -> None:
+        """Single objects that are in shards now, and what attempts without a result have left beside them."""
+        prefix = staging(self._spec.name) + "/"
+        for storage in self._outputs.stores():
+            storage.delete(info.key for info in storage.list(prefix))
+
+    def _accepted(self) -> Sequence[str]:
+        """A line for each picture that counts, for a run of single objects with gates."""
+        runs, name, lines = self._controller.runs, self._spec.name, []
+        done = set(runs.rows_in(name, "dp"))
+        picks = dict(runs.all_picks(name))
+        for n, job in self._folder.rows(0):
+            for job_id, wanted in draws_of(job.id, picks.get(n)).items() if n in done else ():
+                outputs = sorted(wanted) if wanted is not None else list(range(job.num_outputs))
+                lines.append(json.dumps({"row": n, "job": job_id, "outputs": outputs}))
+        return lines
+
+
+def _row_id(one: Ended) -> str:
+    return one.record.id.rpartition("-r")[0] if one.draw else one.record.id

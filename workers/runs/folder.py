@@ -8,7 +8,7 @@ _runs/NAME/_SUCCESS               written last
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,7 @@ from saggar.jobs.runs.record import RunSpec
 from saggar.jobs.schema import Job, read_job
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
+from saggar.workers.runs.report import RunSummary, write_report
 
 PART_ROWS = 2_000
 _JSONL, _JSON = "application/x-ndjson", "application/json"
@@ -101,6 +102,15 @@ class RunFolder:
     def succeed(self, text: bytes) -> None:
         """Everything is in place: `_SUCCESS`, with the counts."""
         self.storage.put(f"{self.base}/_SUCCESS", text, content_type=_JSON)
+
+    def report(self, summary: RunSummary, sheet: bytes | None) -> str:
+        """`report.json` and `report.html`; the URI of the page."""
+        return write_report(self.storage, self.base, summary, sheet)
+
+    def write_accepted(self, lines: Sequence[str]) -> None:
+        """`accepted.jsonl`: which outputs of which jobs count."""
+        text = "".join(f"{line}\n" for line in lines)
+        self.storage.put(f"{self.base}/accepted.jsonl", text.encode(), content_type=_JSONL)
 
     def unfinish(self) -> None:
         """There is more to make: `_SUCCESS` goes first."""

@@ -14,10 +14,13 @@ from saggar.jobs.settings import JobSettings, connect
 from saggar.storage.base import open_storage
 from saggar.storage.errors import StorageError
 from saggar.workers.runs.drive import drive, stands_still
-from saggar.workers.runs.finish import finisher_of
+from saggar.workers.runs.finish import RunFinisher
 from saggar.workers.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
+CHORES_EVERY_S = 2.0
+MODEL_EVERY_S = 20.0
+"""A worker with an engine looks more rarely: where there are workers for chores, they come first."""
 MOST = 16
 """Runs that one process controls at a time."""
 
@@ -95,7 +98,7 @@ def control(run: Run, settings: JobSettings, stop: threading.Event) -> Run:
         stack.callback(target.close)
         folder = RunFolder(target, run.name)
         controller = Controller(run.name, jobs, client, folder)
-        finisher = finisher_of(run.spec, jobs, controller, target, folder)
+        finisher = RunFinisher(run.spec, jobs, controller, target, folder)
         stack.callback(finisher.close)
         controller.finisher = finisher
         return drive(controller, stop=stop)

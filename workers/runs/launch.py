@@ -21,6 +21,7 @@ from saggar.storage.base import Storage
 from saggar.storage.keys import RESULT_NAME
 from saggar.workers.runs.folder import RunFolder, RunIndex
 from saggar.workers.runs.manifest import Manifest
+from saggar.workers.runs.pack import is_packed, packed_keys
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,14 @@ def _known(runs: RunLedger, name: str) -> Run | None:
 
 
 def _adopt(runs: RunLedger, folder: RunFolder, manifest: Manifest, index: RunIndex, spec: RunSpec) -> Run:
-    """The target knows the run and this Redis does not: what is whole in the target is done. With gates nothing is:
-    what was accepted, only the old Redis knew."""
+    """The target knows the run and this Redis does not: what is whole in the target is done. Of single objects with
+    gates nothing is: what was accepted, only the old Redis knew."""
     old = spec.model_copy(update={"digest": index.spec.digest, "planned": index.planned, "detached": False})
     rows = ""
-    if not spec.gates and spec.format == "objects":
+    if spec.format != "objects":
+        packed = packed_keys(folder.storage, spec.name)
+        rows = "".join("p" if is_packed(job_id, packed) else "." for job_id in folder.ids())
+    elif not spec.gates:
         made = {key.split("/")[-2] for key in _results(folder.storage, spec.prefix)}
         rows = "".join("d" if job_id in made else "." for job_id in folder.ids())
     runs.open(old, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -13,10 +14,14 @@ from saggar.jobs.runs import OutputFormat
 from saggar.jobs.runs.plan import parse_pairs
 from saggar.jobs.runs.record import WINDOW, RunSpec
 from saggar.jobs.settings import JobSettings
+from saggar.workers.runs.finish import staging
+from saggar.workers.runs.gates import parse_gates
 from saggar.workers.runs.launch import Flags
 
 F = TypeVar("F", bound=Callable[..., object])
 _PATH = click.Path(path_type=Path)
+
+FORMATS = get_args(OutputFormat)
 
 OPTIONS = (
     click.option(
@@ -56,6 +61,20 @@ OPTIONS = (
     click.option(
         "--time-budget", "time_budget_s", type=float, metavar="SECONDS", help="Pause the run after so long."
     ),
+    click.option("--format", "format_", type=click.Choice(FORMATS), default="objects", show_default=True),
+    click.option("--shard-count", type=int, metavar="ROWS", help="Pictures of a shard, at most."),
+    click.option("--shard-mb", type=float, metavar="MB", help="Size of a shard.  [default: 256]"),
+    click.option(
+        "--gate",
+        "gates",
+        multiple=True,
+        metavar="NAME",
+        help="A check that every picture must pass; see docs/runs.md.",
+    ),
+    click.option("--accept", type=int, default=0, help="Accepted pictures wanted of a row.  [default: all]"),
+    click.option(
+        "--redraws", type=int, default=8, show_default=True, help="Further draws that a row may cost."
+    ),
     click.option(
         "--cluster", is_flag=True, help="Use the cluster's queue of SAGGAR_REDIS_URL, not this machine."
     ),
@@ -67,9 +86,8 @@ OPTIONS = (
     click.option("--executor", type=click.Choice(["multiproc", "local"])),
     click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end."),
 )
-_SETTINGS = ("window", "max_failures", "time_budget_s", "sheet")
+_SETTINGS = ("window", "max_failures", "time_budget_s", "sheet", "shard_count", "gates", "accept", "redraws")
 _WORKER = ("max_batch", "device", "executor")
-FORMATS = get_args(OutputFormat)
 
 
 def run_options(command: F) -> F:
@@ -88,6 +106,7 @@ def ask_values(manifest: Path, options: dict[str, object]) -> dict[str, object]:
     if options["detach"]:
         _check_detached(redis_url, target)
     settings = {field: options[field] for field in _SETTINGS}
+    settings |= _output_settings(options, name)
     _check_settings({"name": name, **settings})
     pairs = parse_pairs(options["columns"], "--column")  # type: ignore[arg-type]
     columns = {source: field for field, source in pairs.items()}
@@ -111,6 +130,26 @@ def run_name(manifest: Path) -> str:
         char if (char.isascii() and char.isalnum()) or char in "._-" else "-" for char in manifest.stem
     )
     return (kept.lstrip("._-") or "run")[:128]
+
+
+def _output_settings(options: dict[str, object], name: str) -> dict[str, object]:
+    """Raises ConfigError for flags that say nothing together."""
+    form, megabytes = options["format_"], options["shard_mb"]
+    if form == "objects" and (options["shard_count"] is not None or megabytes is not None):
+        raise ConfigError("--shard-count and --shard-mb are of shards: give --format webdataset or parquet")
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise ConfigError(
+            "--format parquet needs pyarrow, which is not installed: pip install 'saggar[datasets]'"
+        )
+    if options["accept"] and not options["gates"]:
+        raise ConfigError("--accept counts what gates accept: give --gate too")
+    parse_gates(options["gates"])  # type: ignore[arg-type]
+    settings: dict[str, object] = {"format": form}
+    if form != "objects":
+        settings["prefix"] = staging(name)
+    if megabytes is not None:
+        settings["shard_bytes"] = round(float(str(megabytes)) * 1e6)
+    return settings
 
 
 def _check_detached(redis_url: object, target: str) -> None:

@@ -62,6 +62,10 @@ class Outputs:
         storage = self.store(root)
         return Made(storage, key, read_result(storage, key))
 
+    def stores(self) -> list[Storage]:
+        """Those that were opened."""
+        return list(self._stores.values())
+
     def store(self, root: str) -> Storage:
         """By a URL without its closing slash."""
         if root not in self._stores:

@@ -9,6 +9,8 @@
 --   P runs:R:picks     hash  row -> what was accepted of it, where that is not all of its first draw
 --   P runs:R:kinds     hash  kind of failure -> how many
 --   P runs:R:wrong     hash  row -> kind and message, of the first failures
+--   P runs:R:sizes     hash  size of a batch -> rows that ran in such
+--   P runs:R:gates     hash  gate -> pictures that it refused
 --   P runs:R:pace      hash  ten seconds -> rows ended in them
 --   P runs:R:lease     str   the controller's token
 -- A run is settled by one controller at a time; a script that has its token does nothing under another one.

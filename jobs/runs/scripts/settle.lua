@@ -1,4 +1,5 @@
--- What became of rows. ARGV: name, token, ttl, JSON list of {n, id, to, next, draw, kind, message, batch, bytes, picks}.
+-- What became of rows. ARGV: name, token, ttl, JSON list of {n, id, to, next, draw, kind, message, batch, bytes, picks,
+-- refused}.
 -- `to` is a letter: an end, `.` (queue it again) or `q` (the next draw, under the id `next`). -> yes | lost
 local name, token, ttl = unpack(ARGV, 1, 3)
 if not mine(name, token, ttl) then return 'lost' end
@@ -10,8 +11,10 @@ local function ended(row)
   if row.batch then
     call('HINCRBYFLOAT', key, 'batches', 1 / row.batch)
     call('HINCRBY', key, 'batched', 1)
+    call('HINCRBY', run_key(name, 'sizes'), row.batch, 1)
   end
   if row.bytes then call('HINCRBY', key, 'bytes', row.bytes) end
+  if row.pictures then call('HINCRBY', key, 'pictures', row.pictures) end
   if row.picks then call('HSET', run_key(name, 'picks'), row.n, row.picks) end
   if row.kind then
     call('HINCRBY', run_key(name, 'kinds'), row.kind, 1)
@@ -23,6 +26,7 @@ end
 
 for _, row in ipairs(cjson.decode(ARGV[4])) do
   local was_open = call('HDEL', open, row.id) == 1
+  for _, gate in ipairs(was_open and row.refused or {}) do call('HINCRBY', run_key(name, 'gates'), gate, 1) end
   if was_open and row.to == 'q' then
     call('HSET', open, row.next, row.n .. ':' .. row.draw)
     call('HINCRBY', key, 'redrawn', 1)

@@ -14,8 +14,8 @@ from saggar.jobs.client import JobClient
 from saggar.jobs.runs import Controller, Ended, Run, RunLedger, RunSpec, Verdict
 from saggar.jobs.settings import connect
 from saggar.storage.base import open_storage
-from saggar.workers.runs.deliver import Delivery
 from saggar.workers.runs.drive import drive
+from saggar.workers.runs.finish import RunFinisher
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.launch import Flags
 from saggar.workers.runs.manifest import Manifest
@@ -32,7 +32,7 @@ class Killed(Exception):
     """The controller's process is gone: nothing of it runs any more."""
 
 
-class Dying(Delivery):
+class Dying(RunFinisher):
     """Dies at a row, before or after its result was taken in."""
 
     left = -1

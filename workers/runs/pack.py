@@ -1,0 +1,236 @@
+"""Rows that are done go into shards, each once, whoever is killed when.
+
+A row is settled before it is packed, and marked as packed after its shard is there. After a crash the rows that are
+done and not marked are offered again; those that stand in a shard already are passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+from saggar.jobs.client import JobClient
+from saggar.jobs.record import JobRecord
+from saggar.jobs.runs import Controller, RunSpec
+from saggar.jobs.runs.controller import chunks
+from saggar.storage.base import Storage
+from saggar.storage.errors import Conflict, NotFound
+from saggar.storage.results import ManifestOutput
+from saggar.storage.samples import Sample
+from saggar.storage.shard_index import ShardKeys, index_numbers, read_index
+from saggar.storage.shards import DEFAULT_TARGET_BYTES, ShardWriter
+from saggar.workers.runs.folder import RunFolder
+from saggar.workers.runs.judge import draws_of
+from saggar.workers.runs.outputs import Made, Outputs
+
+_CHUNK = 32
+"""Rows whose pictures are in memory at a time."""
+SHOWN = 64
+"""Rows at the beginning whose single objects stay until the contact sheet is made."""
+_EXTENSIONS = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpg"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A row to be packed: its number and the id of its first draw."""
+
+    n: int
+    row_id: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A row that was added: the keys of its samples, its jobs, and where their single objects are."""
+
+    keys: tuple[str, ...]
+    job_ids: tuple[str, ...]
+    made: tuple[Made, ...]
+
+
+class Packer:
+    """The shards of a run, under its name in the target. One thread uses it. Close it."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        client: JobClient,
+        controller: Controller,
+        target: Storage,
+        folder: RunFolder,
+        outputs: Outputs,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._spec, self._client, self._controller = spec, client, controller
+        self._target, self._folder, self._outputs, self._pool = target, folder, outputs, pool
+        self._writer: ShardWriter | None = None
+        self._shards = 0
+        self._todo: list[Done] = []
+        self._waiting: dict[int, Waiting] = {}
+
+    def take(self, rows: Sequence[Done]) -> None:
+        """Rows that are about to be settled as done: packed at the next `tend`."""
+        self._todo += rows
+
+    def tend(self) -> None:
+        """Packs what there is. Raises StorageUnavailable: call it again, nothing is lost."""
+        if self._writer is None:
+            self._writer = self._open()
+            self._todo = [*self._left(), *self._todo]
+        while part := self._todo[:_CHUNK]:
+            self._add(part)
+            del self._todo[: len(part)]
+            self._mark()
+
+    def complete(self) -> int:
+        """Packs every row that is done, the last shard too, then the index and `_SUCCESS`; how many shards."""
+        self.tend()
+        self._todo += [row for row in self._left() if row.n not in self._waiting]
+        self.tend()
+        assert self._writer is not None
+        self._writer.finish()
+        self._mark()
+        return len(self._writer.shards)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> ShardWriter:
+        spec = self._spec
+        return ShardWriter(
+            self._target,
+            spec.name,
+            spec.format,
+            target_bytes=spec.shard_bytes or DEFAULT_TARGET_BYTES,
+            target_count=spec.shard_count,
+            sole_writer=not self._target.conditional_put,  # then the run's lease is what there is
+        )
+
+    def _left(self) -> Iterator[Done]:
+        """Rows that are done and not marked as packed."""
+        numbers = self._controller.runs.rows_in(self._spec.name, "d")
+        wanted = next(numbers, None)
+        if wanted is None:
+            return
+        for n, job in self._folder.rows(wanted):
+            if n == wanted:
+                yield Done(n, job.id)
+                wanted = next(numbers, None)
+            if wanted is None:
+                return
+
+    def _add(self, rows: Sequence[Done]) -> None:
+        assert self._writer is not None
+        runs, name = self._controller.runs, self._spec.name
+        rows = [row for row in rows if row.n not in self._waiting]
+        picks = runs.picks(name, [row.n for row in rows])
+        draws = [draws_of(row.row_id, text) for row, text in zip(rows, picks, strict=True)]
+        records = self._records([job_id for draw in draws for job_id in draw])
+        found = list(self._pool.map(lambda row, draw: self._samples(row.row_id, draw, records), rows, draws))
+        gone = [row.n for row, samples in zip(rows, found, strict=True) if samples is None]
+        runs.pack(name, self._controller.token, gone, ".")
+        for row, draw, samples in zip(rows, draws, found, strict=True):
+            if samples is None:
+                continue
+            made, ready = samples
+            for sample in ready:
+                self._writer.add(sample)
+            self._waiting[row.n] = Waiting(tuple(one.key for one in ready), tuple(draw), made)
+
+    def _records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        found: dict[str, JobRecord] = {}
+        for part in chunks(job_ids, 500):
+            found |= {record.id: record for record in self._client.statuses(part) if record is not None}
+        return found
+
+    def _samples(
+        self, row_id: str, draw: dict[str, set[int] | None], records: dict[str, JobRecord]
+    ) -> tuple[tuple[Made, ...], list[Sample]] | None:
+        """The samples of a row; None when something of it is gone."""
+        mades, samples = [], []
+        try:
+            for job_id, wanted in draw.items():
+                made = self._outputs.result(records[job_id])
+                mades.append(made)
+                for output in made.manifest.outputs:
+                    if wanted is None or output.index in wanted:
+                        samples.append((made, output, records[job_id]))
+            several = len(samples) > 1
+            keyed = [(sample_key(row_id, i if several else None), *one) for i, one in enumerate(samples)]
+            return tuple(mades), [self._sample(*one) for one in keyed]
+        except (KeyError, NotFound, Conflict):
+            return None
+
+    def _sample(self, key: str, made: Made, output: ManifestOutput, record: JobRecord) -> Sample:
+        data = made.storage.get(output.key)
+        if hashlib.sha256(data).hexdigest() != output.sha256:
+            raise Conflict(f"{output.key} holds other bytes than its manifest says")
+        side = json.loads(made.storage.get(output.sidecar.key)) if output.sidecar else {}
+        job = record.job
+        parameters: dict[str, JsonValue] = {
+            name: list(value) if isinstance(value, list) else value for name, value in job.params.items()
+        }
+        metadata: dict[str, JsonValue] = {
+            "seed": output.seed,
+            "width": output.width,
+            "height": output.height,
+            "sha256": output.sha256,
+            "model": job.model,
+            "revision": side.get("model", {}).get("revision", ""),
+            "numerics": made.manifest.numerics or "",
+            "parameters": parameters,
+            "job": record.id,
+            "task": job.task,
+            "bytes": output.size,
+            "versions": side.get("versions", {}),
+        }
+        if job.negative_prompt is not None:
+            metadata["negative_prompt"] = job.negative_prompt
+        if job.tags:
+            metadata["tags"] = list(job.tags)
+        extension = _EXTENSIONS.get(output.content_type, output.key.rpartition(".")[2])
+        return Sample(key, {extension: data}, job.prompt, metadata)
+
+    def _mark(self) -> None:
+        """Rows whose shard is there are packed; their single objects may go."""
+        assert self._writer is not None
+        if len(self._writer.shards) == self._shards and len(self._waiting) < _CHUNK * 8:
+            return
+        self._shards = len(self._writer.shards)
+        packed = {
+            n: row for n, row in self._waiting.items() if all(key in self._writer.packed for key in row.keys)
+        }
+        self._controller.runs.pack(self._spec.name, self._controller.token, list(packed))
+        for n, row in packed.items():
+            if n >= SHOWN:
+                self._controller.let_go(row.job_ids)
+                for made in row.made:
+                    remove(made)
+            del self._waiting[n]
+
+
+def sample_key(row_id: str, number: int | None = None) -> str:
+    """A row's key in shards; `number`: of one of several pictures."""
+    key = row_id.replace(".", "_")
+    return key if number is None else f"{key}_{number}"
+
+
+def packed_keys(target: Storage, name: str) -> set[str]:
+    """The keys of all samples in a run's shards, by their indexes. Raises Conflict when one cannot be read."""
+    keys = ShardKeys(name)
+    return {row for number in index_numbers(target, keys) for row in read_index(target, keys, number).rows}
+
+
+def is_packed(row_id: str, packed: Set[str]) -> bool:
+    """Whether a row stands among these keys: a row's pictures are packed together."""
+    return sample_key(row_id) in packed or sample_key(row_id, 0) in packed
+
+
+def remove(made: Made) -> None:
+    """A result's objects, what names them last."""
+    made.storage.delete([file.key for file in made.manifest.files()])
+    made.storage.delete([made.key])
