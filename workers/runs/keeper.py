@@ -14,7 +14,6 @@ from saggar.jobs.settings import JobSettings, connect
 from saggar.storage.base import open_storage
 from saggar.storage.errors import StorageError
 from saggar.workers.runs.drive import drive, stands_still
-from saggar.workers.runs.finish import RunFinisher
 from saggar.workers.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -90,6 +89,8 @@ def control(run: Run, settings: JobSettings, stop: threading.Event) -> Run:
 
     Raises StorageError, SaggarError and errors of Redis that do not pass.
     """
+    from saggar.workers.runs.finish import RunFinisher  # what it imports, an idle worker does not need
+
     with ExitStack() as stack:
         client = connect(settings)
         stack.callback(client.close)

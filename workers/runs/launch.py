@@ -116,7 +116,8 @@ def _adopt(runs: RunLedger, folder: RunFolder, manifest: Manifest, index: RunInd
     rows = ""
     if spec.format != "objects":
         packed = packed_keys(folder.storage, spec.name)
-        rows = "".join("p" if is_packed(job_id, packed) else "." for job_id in folder.ids())
+        there = (is_packed(job.id, spec.accept or job.num_outputs, packed) for _, job in folder.rows(0))
+        rows = "".join("p" if one else "." for one in there)
     elif not spec.gates:
         made = {key.split("/")[-2] for key in _results(folder.storage, spec.prefix)}
         rows = "".join("d" if job_id in made else "." for job_id in folder.ids())

@@ -225,9 +225,11 @@ def packed_keys(target: Storage, name: str) -> set[str]:
     return {row for number in index_numbers(target, keys) for row in read_index(target, keys, number).rows}
 
 
-def is_packed(row_id: str, packed: Set[str]) -> bool:
-    """Whether a row stands among these keys: a row's pictures are packed together."""
-    return sample_key(row_id) in packed or sample_key(row_id, 0) in packed
+def is_packed(row_id: str, pictures: int, packed: Set[str]) -> bool:
+    """Whether all of a row's pictures stand among these keys."""
+    if pictures == 1:
+        return sample_key(row_id) in packed
+    return all(sample_key(row_id, number) in packed for number in range(pictures))
 
 
 def remove(made: Made) -> None:

@@ -1,0 +1,147 @@
+"""Runs on a cluster: results are fetched to where they shall be, workers control what was detached, runs are steered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from saggar.jobs.client import JobClient
+from saggar.jobs.runs import Run, RunLedger
+from saggar.jobs.settings import connect
+from saggar.storage.base import open_storage
+
+from tests.support.cluster import until
+from tests.workers.conftest import StartWorker
+from tests.workers.runs.support import is_clean, packed, prompts, saggar
+
+pytestmark = pytest.mark.e2e
+Ask = Callable[[str], Run]
+
+
+@pytest.fixture
+def standing(client: JobClient):
+    """How a run stands."""
+    connection = connect(client.settings)
+    yield RunLedger(connection, client.settings).get
+    connection.close()
+
+
+def test_pictures_end_up_in_the_folder_that_was_asked_for(
+    redis_url: str, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    start_worker().ready("noop")
+    out = tmp_path / "out"
+    flags = ("--redis", redis_url, "--model", "noop", "--to", out)
+    status, said = saggar("run", prompts(tmp_path / "p.jsonl", 12), *flags)
+    assert status == 0, said
+    assert "12 succeeded" in said
+    assert len(list(out.glob("*/a1/*.png"))) == len(list(out.glob("*/result.json"))) == 12
+    assert (out / "contact-sheet.png").exists()
+    assert is_clean(open_storage(str(out)))
+    status, said = saggar("run", prompts(tmp_path / "p.jsonl", 12), *flags)
+    assert "12 jobs, 12 done before" in said
+    assert "nothing to make" in said
+
+
+def test_shards_of_a_cluster_and_its_store_is_left_clean(
+    redis_url: str, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    start_worker().ready("noop")
+    out = tmp_path / "out"
+    flags = ("--redis", redis_url, "--model", "noop", "--to", out, "--format", "parquet", "--shard-count", "30")
+    status, said = saggar("run", prompts(tmp_path / "p.jsonl", 80), *flags)
+    assert status == 0, said
+    storage = open_storage(str(out))
+    assert len(packed(storage, "p")) == len(set(packed(storage, "p"))) == 80
+    assert is_clean(storage)
+    left = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and ".tmp" not in str(path)]
+    assert left == [], "single objects go once they are in shards"
+
+
+def test_a_detached_run_needs_no_client(
+    redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
+) -> None:
+    start_worker().ready("noop")
+    start_worker("--chores", model="")
+    out = tmp_path / "out"
+    flags = ("--redis", redis_url, "--model", "noop", "--to", out.as_uri(), "--window", "8")
+    file = prompts(tmp_path / "p.jsonl", 60, sleep_s=0.01)
+    status, said = saggar("run", file, *flags, "--detach")
+    assert status == 0, said
+    assert "goes on without this command" in said
+    until(lambda: standing("p").done > 5, what="the first rows")
+    status, said = saggar("runs", "pause", "p", "--redis", redis_url)
+    assert (status, said.strip()) == (0, "p paused")
+    until(lambda: standing("p").open == 0, what="a window that is empty")
+    paused = standing("p")
+    assert paused.done < 60 and client.counts(run="p")["queued"] == 0
+    status, said = saggar("runs", "show", "p", "--redis", redis_url)
+    assert "because: by hand" in said
+    assert saggar("runs", "resume", "p", "--redis", redis_url)[0] == 0
+    until(lambda: standing("p").state == "done", 60, "the run's end")
+    assert len(list(out.glob("*/result.json"))) == 60
+    until(lambda: (out / "_runs/p/_SUCCESS").exists(), what="the run's mark")
+    report = json.loads((out / "_runs/p/report.json").read_text())
+    assert (report["planned"], report["done"]) == (60, 60)
+    status, said = saggar("runs", "list", "--redis", redis_url)
+    assert "p " in said and "60/60 done" in said
+
+
+def test_a_detached_run_is_cancelled_and_made_whole_again(
+    redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
+) -> None:
+    start_worker().ready("noop")
+    start_worker("--chores", model="")
+    out = tmp_path / "out"
+    flags = ("--redis", redis_url, "--model", "noop", "--to", out.as_uri(), "--window", "8", "--detach")
+    saggar("run", prompts(tmp_path / "p.jsonl", 80, sleep_s=0.02), *flags)
+    until(lambda: standing("p").done > 2, what="the first rows")
+    status, said = saggar("runs", "cancel", "p", "--redis", redis_url)
+    assert (status, said.strip()) == (0, "p cancelled")
+    until(lambda: standing("p").complete, what="every row settled")
+    run = standing("p")
+    assert run.done + run.cancelled == 80 and run.cancelled > 0
+    status, said = saggar("runs", "retry", "p", "--end", "cancelled", "--redis", redis_url)
+    assert said.startswith(f"{run.cancelled} rows")
+    until(lambda: standing("p").state == "done", 60, "the run's end")
+    assert standing("p").done == 80
+    assert saggar("runs", "pause", "p", "--redis", redis_url)[0] == 2
+    until(lambda: not standing("p").held, what="a run that nobody holds")
+    assert saggar("runs", "forget", "p", "--redis", redis_url)[0] == 0
+    assert saggar("runs", "show", "p", "--redis", redis_url)[0] == 2
+
+
+def test_two_runs_are_compared(redis_url: str, start_worker: StartWorker, tmp_path: Path) -> None:
+    start_worker().ready("noop")
+    flags = ("--redis", redis_url, "--model", "noop", "--to", tmp_path / "out")
+    file = tmp_path / "p.jsonl"
+    rows = [{"prompt": f"p{i}", "seed": i} for i in range(6)]
+    for name, steps in (("one", 4), ("two", 5)):
+        rows[0]["params"] = {"steps": steps}
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert saggar("run", file, *flags, "--name", name)[0] == 0
+    status, said = saggar("runs", "diff", "one", "two", "--redis", redis_url)
+    assert status == 1
+    assert said.splitlines() == [
+        "5 rows in both",
+        "1 rows of the same prompt differ:",
+        "  params.steps 4 and 5: 1",
+    ]
+    assert saggar("runs", "diff", "one", "one", "--redis", redis_url)[0] == 0
+
+
+def test_two_runs_go_on_side_by_side(
+    redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
+) -> None:
+    """A small run that comes behind a large one does not wait for its end: the window is what the large one may hold."""
+    start_worker().ready("noop")
+    start_worker("--chores", model="")
+    flags = ("--redis", redis_url, "--model", "noop", "--to", (tmp_path / "out").as_uri(), "--window", "16", "--detach")
+    saggar("run", prompts(tmp_path / "large.jsonl", 400, sleep_s=0.02), *flags)
+    until(lambda: standing("large").done > 0, what="the first rows")
+    saggar("run", prompts(tmp_path / "small.jsonl", 24, sleep_s=0.02), *flags)
+    until(lambda: standing("small").state == "done", 60, "the small run's end")
+    assert standing("large").state == "running", "it was far from its end"
+    assert saggar("runs", "cancel", "large", "--redis", redis_url)[0] == 0
