@@ -16,7 +16,9 @@ from saggar.workers.runs.verify import verify
 SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
 
 
-def saggar(*arguments: object, environ: Mapping[str, str] | None = None, timeout: float = 120) -> tuple[int, str]:
+def saggar(
+    *arguments: object, environ: Mapping[str, str] | None = None, timeout: float = 120
+) -> tuple[int, str]:
     """Exit status, and what it said on either stream."""
     done = subprocess.run(
         [*SAGGAR, *map(str, arguments)],

@@ -1,4 +1,4 @@
-"""Runs on a cluster: results are fetched to where they shall be, workers control what was detached, runs are steered."""
+"""Runs on a cluster: results are fetched, workers control what was detached, runs are steered."""
 
 from __future__ import annotations
 
@@ -50,7 +50,18 @@ def test_shards_of_a_cluster_and_its_store_is_left_clean(
 ) -> None:
     start_worker().ready("noop")
     out = tmp_path / "out"
-    flags = ("--redis", redis_url, "--model", "noop", "--to", out, "--format", "parquet", "--shard-count", "30")
+    flags = (
+        "--redis",
+        redis_url,
+        "--model",
+        "noop",
+        "--to",
+        out,
+        "--format",
+        "parquet",
+        "--shard-count",
+        "30",
+    )
     status, said = saggar("run", prompts(tmp_path / "p.jsonl", 80), *flags)
     assert status == 0, said
     storage = open_storage(str(out))
@@ -60,53 +71,63 @@ def test_shards_of_a_cluster_and_its_store_is_left_clean(
     assert left == [], "single objects go once they are in shards"
 
 
+def detached(redis_url: str, folder: Path, name: str, count: int) -> None:
+    flags = (
+        "--redis",
+        redis_url,
+        "--model",
+        "noop",
+        "--to",
+        (folder / "out").as_uri(),
+        "--window",
+        "8",
+        "--detach",
+    )
+    status, said = saggar("run", prompts(folder / f"{name}.jsonl", count), *flags)
+    assert status == 0, said
+    assert "goes on without this command" in said
+
+
+@pytest.mark.usefixtures("noop_card")
 def test_a_detached_run_needs_no_client(
     redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
 ) -> None:
-    start_worker().ready("noop")
+    """It is steered while no worker serves its model yet."""
     start_worker("--chores", model="")
-    out = tmp_path / "out"
-    flags = ("--redis", redis_url, "--model", "noop", "--to", out.as_uri(), "--window", "8")
-    file = prompts(tmp_path / "p.jsonl", 60, sleep_s=0.01)
-    status, said = saggar("run", file, *flags, "--detach")
-    assert status == 0, said
-    assert "goes on without this command" in said
-    until(lambda: standing("p").done > 5, what="the first rows")
-    status, said = saggar("runs", "pause", "p", "--redis", redis_url)
-    assert (status, said.strip()) == (0, "p paused")
-    until(lambda: standing("p").open == 0, what="a window that is empty")
-    paused = standing("p")
-    assert paused.done < 60 and client.counts(run="p")["queued"] == 0
-    status, said = saggar("runs", "show", "p", "--redis", redis_url)
+    detached(redis_url, tmp_path, "p", 60)
+    until(lambda: standing("p").open == 8, what="a full window")
+    assert saggar("runs", "pause", "p", "--redis", redis_url) == (0, "p paused\n")
+    until(lambda: standing("p").open == 0, what="an empty window")
+    until(lambda: client.counts(run="p")["queued"] == 0, what="a queue without the run")
+    _, said = saggar("runs", "show", "p", "--redis", redis_url)
     assert "because: by hand" in said
-    assert saggar("runs", "resume", "p", "--redis", redis_url)[0] == 0
+    assert saggar("runs", "resume", "p", "--redis", redis_url) == (0, "p running\n")
+    start_worker().ready("noop")
     until(lambda: standing("p").state == "done", 60, "the run's end")
+    out = tmp_path / "out"
     assert len(list(out.glob("*/result.json"))) == 60
-    until(lambda: (out / "_runs/p/_SUCCESS").exists(), what="the run's mark")
+    assert (out / "_runs/p/_SUCCESS").exists()
     report = json.loads((out / "_runs/p/report.json").read_text())
     assert (report["planned"], report["done"]) == (60, 60)
-    status, said = saggar("runs", "list", "--redis", redis_url)
-    assert "p " in said and "60/60 done" in said
+    _, said = saggar("runs", "list", "--redis", redis_url)
+    assert "60/60 done" in said
 
 
+@pytest.mark.usefixtures("noop_card")
 def test_a_detached_run_is_cancelled_and_made_whole_again(
-    redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
+    redis_url: str, start_worker: StartWorker, tmp_path: Path, standing: Ask
 ) -> None:
-    start_worker().ready("noop")
     start_worker("--chores", model="")
-    out = tmp_path / "out"
-    flags = ("--redis", redis_url, "--model", "noop", "--to", out.as_uri(), "--window", "8", "--detach")
-    saggar("run", prompts(tmp_path / "p.jsonl", 80, sleep_s=0.02), *flags)
-    until(lambda: standing("p").done > 2, what="the first rows")
-    status, said = saggar("runs", "cancel", "p", "--redis", redis_url)
-    assert (status, said.strip()) == (0, "p cancelled")
+    detached(redis_url, tmp_path, "p", 40)
+    until(lambda: standing("p").open == 8, what="a full window")
+    assert saggar("runs", "cancel", "p", "--redis", redis_url) == (0, "p cancelled\n")
     until(lambda: standing("p").complete, what="every row settled")
-    run = standing("p")
-    assert run.done + run.cancelled == 80 and run.cancelled > 0
-    status, said = saggar("runs", "retry", "p", "--end", "cancelled", "--redis", redis_url)
-    assert said.startswith(f"{run.cancelled} rows")
+    assert (standing("p").cancelled, standing("p").state) == (40, "cancelled")
+    start_worker().ready("noop")
+    _, said = saggar("runs", "retry", "p", "--end", "cancelled", "--redis", redis_url)
+    assert said.startswith("40 rows")
     until(lambda: standing("p").state == "done", 60, "the run's end")
-    assert standing("p").done == 80
+    assert standing("p").done == 40
     assert saggar("runs", "pause", "p", "--redis", redis_url)[0] == 2
     until(lambda: not standing("p").held, what="a run that nobody holds")
     assert saggar("runs", "forget", "p", "--redis", redis_url)[0] == 0
@@ -132,16 +153,18 @@ def test_two_runs_are_compared(redis_url: str, start_worker: StartWorker, tmp_pa
     assert saggar("runs", "diff", "one", "one", "--redis", redis_url)[0] == 0
 
 
+@pytest.mark.usefixtures("noop_card")
 def test_two_runs_go_on_side_by_side(
-    redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
+    redis_url: str, start_worker: StartWorker, tmp_path: Path, standing: Ask
 ) -> None:
-    """A small run that comes behind a large one does not wait for its end: the window is what the large one may hold."""
-    start_worker().ready("noop")
+    """A small run behind a large one does not wait for its end: a window is all that a run may have queued."""
     start_worker("--chores", model="")
-    flags = ("--redis", redis_url, "--model", "noop", "--to", (tmp_path / "out").as_uri(), "--window", "16", "--detach")
-    saggar("run", prompts(tmp_path / "large.jsonl", 400, sleep_s=0.02), *flags)
-    until(lambda: standing("large").done > 0, what="the first rows")
-    saggar("run", prompts(tmp_path / "small.jsonl", 24, sleep_s=0.02), *flags)
-    until(lambda: standing("small").state == "done", 60, "the small run's end")
-    assert standing("large").state == "running", "it was far from its end"
-    assert saggar("runs", "cancel", "large", "--redis", redis_url)[0] == 0
+    detached(redis_url, tmp_path, "large", 300)
+    until(lambda: standing("large").open == 8, what="a full window")
+    detached(redis_url, tmp_path, "small", 24)
+    until(lambda: standing("small").open == 8, what="a full window")
+    start_worker().ready("noop")
+    until(lambda: {standing("small").state, standing("large").state} == {"done"}, 120, "the end of both")
+    small, large = standing("small"), standing("large")
+    assert small.ended is not None and large.ended is not None
+    assert small.ended < large.ended

@@ -1,0 +1,152 @@
+"""Real pictures into shards on a real S3 server, while everything is killed in turn: each row once, and verified."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from saggar.jobs.runs import Run, RunLedger
+from saggar.storage.base import Storage, open_storage
+from saggar.workers.runs.folder import RunFolder
+
+from tests.support.cluster import WorkerProcess, until
+from tests.support.site import Site
+from tests.support.weed import S3Server
+from tests.workers.runs.support import is_clean, manifest, packed, start
+
+pytestmark = pytest.mark.e2e
+NAME = "storm"
+
+
+class Storm:
+    """A run of `rows` rows on a site; what happens to it."""
+
+    def __init__(self, site: Site, rows: int, shard: int) -> None:
+        self.site, self.rows = site, rows
+        self.target = f"s3://{site.s3.bucket}/{site.mark}-out" if site.s3 else ""
+        self.file = manifest(
+            site.folder / "p.jsonl", [{"prompt": f"a red apple, number {i}", "seed": i} for i in range(rows)]
+        )
+        self.command = (
+            "run", self.file, "--name", NAME, "--redis", site.redis.url, "--model", "saggar/emoji",
+            "--to", self.target, "--set", "num_inference_steps=8", "--format", "webdataset",
+            "--shard-count", shard, "--window", "48",
+        )  # fmt: skip
+        self.runs = RunLedger(site.server, site.settings)
+        self.in_flight = 0
+
+    def worker(self) -> WorkerProcess:
+        site = self.site
+        log = site.folder / f"worker{len(site.workers)}.log"
+        flags = ("--executor", "local")
+        worker = WorkerProcess(site.redis.url, site.store, "saggar/emoji", log, flags, site.environ).start()
+        site.workers.append(worker)
+        return worker
+
+    def client(self) -> subprocess.Popen[bytes]:
+        client = start(*self.command, environ=self.site.environ, log=self.site.folder / "client.log")
+        self.site.alone.append(client)
+        return client
+
+    def standing(self) -> Run | None:
+        """None while Redis is away or the run unknown."""
+        from saggar.jobs.errors import UnknownRun
+
+        try:
+            return self.runs.get(NAME)
+        except (redis.RedisError, UnknownRun):
+            return None
+
+    def until(self, condition: Callable[[Run], bool], what: str, client: subprocess.Popen[bytes]) -> Run:
+        """Fails at once when the client ends early."""
+
+        def look() -> Run | None:
+            assert client.poll() is None, (self.site.folder / "client.log").read_text()[-3000:]
+            run = self.standing()
+            return run if run is not None and condition(run) else None
+
+        found = until(look, 240, what)
+        assert found is not None
+        return found
+
+    def kill(self, worker: WorkerProcess) -> None:
+        """SIGKILL of a worker's whole family, and how many jobs were in anybody's hands then."""
+        self.in_flight += self.site.client.counts(run=NAME)["running"]
+        worker.kill()
+
+
+def storm(site: Site, rows: int, shard: int) -> None:
+    """The client, the packer in the middle of its work, each worker, the S3 server, and Redis."""
+    assert site.s3 is not None
+    it = Storm(site, rows, shard)
+    first, second = it.worker(), it.worker()
+    first.ready("saggar/emoji", workers=2, timeout_s=120)
+    client = it.client()
+    it.until(lambda run: run.done >= rows // 10, "the first tenth", client)
+    client.send_signal(signal.SIGKILL)
+    client.wait(10)
+
+    client = it.client()
+    it.until(lambda _: "p" in it.runs.rows(NAME, 0, rows), "the first shard", client)
+    it.until(lambda _: "d" in it.runs.rows(NAME, 0, rows), "a shard in the making", client)
+    client.send_signal(signal.SIGKILL)
+    client.wait(10)
+
+    client = it.client()
+    done = it.until(lambda run: run.held, "a controller", client).done
+    it.until(lambda run: run.done >= min(rows, done + rows // 10), "more rows", client)
+    it.kill(first)
+    it.worker()
+    done = it.until(lambda run: run.done >= done + 1, "more rows", client).done
+    site.s3.kill()
+    site.s3.start()
+    site.redis.kill()
+    site.redis.start()
+    it.until(lambda run: run.done > done or run.complete, "more rows after both servers came back", client)
+    it.kill(second)
+    it.worker()
+    assert client.wait(400) == 0, (site.folder / "client.log").read_text()[-3000:]
+    check(it)
+
+
+def check(it: Storm) -> None:
+    """Every row once; nothing made twice beyond what was in flight; everything stored is whole."""
+    run = it.standing()
+    assert run is not None
+    assert (run.state, run.done, run.settled) == ("done", it.rows, it.rows)
+    assert it.site.s3 is not None
+    storage = _open(it.site, it.target)
+    planned = [job.id for _, job in RunFolder(storage, NAME).rows(0)]
+    assert len(planned) == it.rows
+    keys = packed(storage, NAME)
+    assert len(keys) == len(set(keys))
+    assert set(keys) == set(planned)
+    assert is_clean(storage)
+    assert json.loads(storage.get(f"_runs/{NAME}/_SUCCESS"))["done"] == it.rows
+    records = it.site.client.list(run=NAME, state="succeeded", limit=1000).records
+    twice = sum(record.attempt - 1 for record in records)
+    assert twice <= it.in_flight, f"{twice} attempts more than jobs, {it.in_flight} were in flight"
+    storage.close()
+
+
+def _open(site: Site, target: str) -> Storage:
+    site.open_store().close()  # its credentials are in the environment now
+    return open_storage(target)
+
+
+def test_120_rows_in_a_storm(tmp_path: Path, s3_server: S3Server) -> None:
+    with Site(tmp_path, s3=s3_server) as site:
+        storm(site, 120, 16)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rows", [500, 2000])
+def test_many_rows_in_a_storm(tmp_path: Path, s3_server: S3Server, rows: int) -> None:
+    with Site(tmp_path, s3=s3_server) as site:
+        storm(site, rows, 48)
