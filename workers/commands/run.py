@@ -18,7 +18,7 @@ from saggar.jobs.runs import Controller, Run, RunLedger, RunSpec
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, open_storage
 from saggar.workers.runs.drive import drive
-from saggar.workers.runs.finish import SHEET, RunFinisher
+from saggar.workers.runs.finish import RunFinisher
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.follow import progress_line, trouble
 from saggar.workers.runs.launch import Flags, check_flags, estimate, register
@@ -26,6 +26,7 @@ from saggar.workers.runs.manifest import Manifest
 from saggar.workers.runs.options import run_options
 from saggar.workers.runs.place import CardDesk, Place, open_place
 from saggar.workers.runs.readers import Columns
+from saggar.workers.runs.sheet import NAME as SHEET
 
 
 @click.command()

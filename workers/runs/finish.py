@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 from saggar.jobs.client import JobClient
 from saggar.jobs.record import JobRecord
 from saggar.jobs.runs import Controller, Ended, Run, RunSpec, Verdict
 from saggar.jobs.runs.controller import bytes_of
+from saggar.jobs.schema import Job
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
+from saggar.storage.keys import result_key
+from saggar.storage.results import read_result
 from saggar.workers.runs.deliver import deliver, is_in
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.judge import RowGates, draws_of
-from saggar.workers.runs.outputs import Outputs
+from saggar.workers.runs.outputs import Made, Outputs
 from saggar.workers.runs.pack import Done, Packer, remove
-from saggar.workers.runs.sheet import SheetFailed, make_sheet
+from saggar.workers.runs.sheet import MOST, SheetFailed, make_sheet
+from saggar.workers.runs.sheet import NAME as SHEET
 from saggar.workers.runs.summary import summary_of
 
 log = logging.getLogger(__name__)
-SHEET = "contact-sheet.png"
 _THREADS = 8
 
 
@@ -117,15 +121,43 @@ class RunFinisher:
             log.info("run %s: a refused draw is not removed: %s", self._spec.name, error)
 
     def _sheet(self, run: Run) -> bytes | None:
+        """Puts the contact sheet; None when there is none. What is in shards already is not read back: an older sheet
+        stays when there is less to show than it shows."""
         if not run.spec.sheet or not run.done:
             return None
+        pictures = list(islice(self._pictures(run), MOST))
+        if len(pictures) < min(run.done, MOST) and self._target.head(SHEET) is not None:
+            return self._target.get(SHEET)
         try:
-            sheet = make_sheet(self._client, run.name)
+            sheet = make_sheet(pictures)
         except SheetFailed as error:
-            log.warning("run %s: no contact sheet: %s", run.name, error)
+            log.warning("run %s: %s", run.name, error)
             return None
         self._target.put(SHEET, sheet, content_type="image/png")
         return sheet
+
+    def _pictures(self, run: Run) -> Iterator[tuple[bytes, str]]:
+        """What counts of the first rows, in their order, with prompts."""
+        runs, first = self._controller.runs, 4 * MOST
+        letters = runs.rows(run.name, 0, first)
+        picks = runs.picks(run.name, range(len(letters)))
+        for n, job in islice(self._folder.rows(0), len(letters)):
+            for job_id, wanted in draws_of(job.id, picks[n]).items() if letters[n] in "dp" else ():
+                made = self._made(job_id, job)
+                for output in made.manifest.outputs if made else ():
+                    if made and (wanted is None or output.index in wanted):
+                        yield made.storage.get(output.key), job.prompt
+
+    def _made(self, job_id: str, job: Job) -> Made | None:
+        """Where a row's objects are: in the target, or, of shards, where the worker has put them; None: gone."""
+        try:
+            if self._packer is None:
+                key = result_key(job.output.prefix, job_id)
+                return Made(self._target, key, read_result(self._target, key))
+            (record,) = self._client.statuses([job_id])
+            return self._outputs.result(record) if record is not None else None
+        except (NotFound, Conflict):
+            return None
 
     def _clean(self) -> None:
         """Single objects that are in shards now, and what attempts without a result have left beside them."""
