@@ -25,7 +25,7 @@ from saggar.workers.runs.launch import Flags, check_flags, estimate, register
 from saggar.workers.runs.manifest import Manifest
 from saggar.workers.runs.options import run_options
 from saggar.workers.runs.place import CardDesk, Place, open_place
-from saggar.workers.runs.readers import Columns
+from saggar.workers.runs.readers import Columns, check_manifest
 from saggar.workers.runs.sheet import NAME as SHEET
 
 
@@ -40,6 +40,8 @@ def run(manifest: Path, **options: object) -> None:
     again makes only what is missing.
     """
     ask = Ask.of(manifest, options)
+    check_manifest(manifest)
+    ask.flags.expansion(ask.name, "")  # what is wrong with flags is told before anything starts
     console = Console(stderr=True)
     try:
         with ExitStack() as stack:

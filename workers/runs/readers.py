@@ -82,21 +82,26 @@ class Columns:
         return value
 
 
+def check_manifest(path: Path) -> None:
+    """What can be said before anything is opened. Raises ConfigError."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file; give a manifest ({', '.join(SUFFIXES)}) or a folder of one")
+    if not path.is_dir() and path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: what is in it? (allowed: {', '.join(SUFFIXES)}, or a folder)")
+
+
 def read_rows(path: Path, columns: Columns) -> Iterator[Line]:
     """The rows of a manifest with their line or row numbers, from 1. Raises ConfigError for one that cannot be read."""
+    check_manifest(path)
     columns.folder = path if path.is_dir() else path.parent
     if path.is_dir():
         return _datasets(path, columns)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; give a manifest ({', '.join(SUFFIXES)}) or a folder of one")
     readers: Mapping[str, Callable[[Path, Columns], Iterator[Line]]] = {
         ".csv": _csv,
         ".tsv": _csv,
         ".parquet": _parquet,
         ".txt": _prompts,
     }
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: what is in it? (allowed: {', '.join(SUFFIXES)}, or a folder)")
     return readers.get(path.suffix, _json_lines)(path, columns)
 
 

@@ -55,7 +55,9 @@ class Parts:
         self.storage = open_storage(str(target))
         self.folder = RunFolder(self.storage, name)
         self.controller = Controller(name, client, connection, self.folder)
-        self.finisher = Dying(client, self.storage, self.folder)
+        index = self.folder.index()
+        assert index is not None
+        self.finisher = Dying(index.spec, client, self.controller, self.storage, self.folder)
         self.controller.finisher = self.finisher
 
     def close(self) -> None:
