@@ -27,6 +27,9 @@ ENVIRONMENT = {
     "SAGGAR_DTYPE": "dtype",
     "SAGGAR_EXECUTOR": "executor",
     "SAGGAR_RANKS": "ranks",
+    "SAGGAR_ULYSSES": "ulysses",
+    "SAGGAR_RING": "ring",
+    "SAGGAR_CFG": "cfg",
     "SAGGAR_NODES": "nodes",
     "SAGGAR_NODE_ADDRESS": "node_address",
     "SAGGAR_NODE_KEY_FILE": "node_key_file",
@@ -63,7 +66,12 @@ class WorkerSettings(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     executor: Literal["multiproc", "local"] = "multiproc"
-    ranks: int = Field(1, ge=1, description="processes that carry out each batch together, of all nodes")
+    ranks: int = Field(
+        0, ge=0, description="processes of all nodes that carry out each batch; 0: what the next three make"
+    )
+    ulysses: int = Field(1, ge=1, description="ranks that share each sequence by heads")
+    ring: int = Field(1, ge=1, description="ranks that share each sequence by chunks")
+    cfg: int = Field(1, ge=1, description="ranks that share the branches of guidance")
     nodes: int = Field(1, ge=1, description="machines that the ranks live on; the worker's is the first")
     node_address: str | None = Field(None, description="host:port at which the other nodes find this one")
     node_key_file: str | None = Field(None, description="holds the nodes' key; default: SAGGAR_NODE_KEY")

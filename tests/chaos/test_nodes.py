@@ -32,9 +32,9 @@ def test_a_worker_over_two_nodes_outlives_the_loss_of_one(site: Site) -> None:
         address = f"127.0.0.1:{found.getsockname()[1]}"
     key = site.folder / "key"
     key.write_text("0123456789abcdef\n")
-    flags = ("--ranks", "2", "--nodes", "2", "--node-address", address, "--node-key-file", str(key))
+    flags = ("--nodes", "2", "--node-address", address, "--node-key-file", str(key))
     first = node(site, address, key)
-    site.worker(*flags, executor="multiproc")
+    site.worker(*flags, executor="multiproc", SAGGAR_RANKS="2")  # a family without branches to share
     site.serving(1)
     assert len(site.ranks()) == 2
     ids = site.submit(8, params={"sleep_s": 0.05, "steps": 20})

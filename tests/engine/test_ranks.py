@@ -184,6 +184,22 @@ def test_a_row_that_fails_on_one_rank_again_ends_in_error(
     check_noop(noop("b"), engine.submit(noop("b")).result(30))
 
 
+@pytest.mark.parametrize("how", ["raise", "memory"])
+def test_ranks_that_wait_in_a_collective_for_one_that_failed_are_ended(
+    start: Callable[..., Engine], make_engine: MakeEngine, how: str
+) -> None:
+    wish = {"num_inference_steps": 2, "guidance_scale": 4.0, "negative_prompt": ""}
+    request = noop("a", prompt=order("predict", how, 1), **wish)
+    (alone,) = make_engine("sd3").generate([request])
+    engine = start(2, "sd3", cfg=2)  # a branch each, which they give each other
+    before = engine.health().pids
+    recorder = Recorder()
+    output = engine.submit(request, on_event=recorder).result(60)
+    np.testing.assert_array_equal(alone.arrays[0], output.arrays[0])
+    assert recorder.kinds("a").count("started") == 2
+    assert not set(before) & set(engine.health().pids)
+
+
 def test_what_fails_alike_on_all_ranks_is_a_rows_error(start: Callable[..., Engine], mode: str) -> None:
     engine = start(3, mode=mode)
     pids = engine.health().pids

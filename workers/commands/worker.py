@@ -23,7 +23,9 @@ import click
 @click.option(
     "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
 )
-@click.option("--ranks", type=int, help="Processes that share each batch, of all nodes.  [default: 1]")
+@click.option("--ulysses", type=int, help="Ranks that share each sequence by heads.  [default: 1]")
+@click.option("--ring", type=int, help="Ranks that share each sequence by chunks.  [default: 1]")
+@click.option("--cfg", type=int, help="Ranks that share the branches of guidance.  [default: 1]")
 @click.option("--nodes", type=int, help="Machines that the ranks live on: see `saggar node`.  [default: 1]")
 @click.option("--node-address", help="host:port at which the other nodes find this one.")
 @click.option("--node-key-file", help="Holds the nodes' shared key.  [env: SAGGAR_NODE_KEY, the key itself]")
