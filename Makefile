@@ -37,6 +37,7 @@ types: .venv/.dev
 	@for p in jobs engine storage workers; do ln -sfn ../../$$p .types/saggar/$$p; done
 	$(BIN)/mypy -p saggar.jobs -p saggar.engine -p saggar.storage -p saggar.workers
 	$(BIN)/mypy --python-version 3.12 -p saggar.jobs -p saggar.storage
+	MYPYPATH=examples/custom_model/src $(BIN)/mypy -p saggar_doodle
 
 # The promises about Redis are tested on both servers: Valkey comes from PyPI, Redis from the system.
 services: .venv/.dev

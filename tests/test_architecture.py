@@ -47,7 +47,7 @@ FLOORS = [
     {"models"},
     {"worker"},
     {"executor"},
-    {"handle", "live", "book", "hub", "loop", "progress", "engine", ""},
+    {"handle", "live", "book", "hub", "loop", "progress", "engine", "plugin", "plugin_torch", ""},
 ]
 
 
@@ -219,6 +219,7 @@ def test_the_lower_floors_never_import_torch(part: str) -> None:
     [
         ("saggar.jobs", ["torch", "numpy", "celery", "kombu", "saggar.engine"]),
         ("saggar.engine", ["torch", "diffusers", "celery", "redis"]),
+        ("saggar.engine.plugin", ["torch", "diffusers", "celery", "redis"]),
         ("saggar.storage", ["torch", "boto3", "celery", "redis"]),
         ("saggar.workers.cli", ["torch", "celery", "boto3"]),
     ],

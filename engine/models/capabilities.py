@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from saggar.engine.models.base import Family
+from saggar.engine.models.packages import package_of
 from saggar.engine.models.registry import AnyFamily, families
 from saggar.engine.params import describe, schema_of
 from saggar.engine.request import JsonValue
@@ -27,7 +28,8 @@ class Capabilities:
     """One family. `shared`: parameters that rows of one batch must share; `own`: those that each row has for itself.
 
     `steps`: it stands still between steps, so that progress is told and a cancel takes effect; `step_batches`:
-    requests also join and leave there. `guidance`: those of its parameters that are about guidance.
+    requests also join and leave there. `guidance`: those of its parameters that are about guidance. `package`: the
+    plug-in that it comes from, "" for the engine's own.
     """
 
     family: str
@@ -42,6 +44,7 @@ class Capabilities:
     own: tuple[str, ...]
     streaming: bool
     previews: bool
+    package: str
 
     @property
     def batches(self) -> str:
@@ -66,6 +69,7 @@ def capabilities(family: type[AnyFamily], pipelines: tuple[str, ...]) -> Capabil
         own=tuple(name for name in names if name not in shared),
         streaming=family.streaming,
         previews=family.preview is not Family.preview,
+        package=package_of(family),
     )
 
 

@@ -69,6 +69,20 @@ class Checkpoint:
                 return _read_json(self.folder / component / name)
         raise LoadError(f"{self.folder}: component {component} is missing or has no configuration")
 
+    def file(self, name: object) -> Path:
+        """A file that model_index.json names, relative to the folder. LoadError: no name, outside, or not there."""
+        if not isinstance(name, str) or not name:
+            raise LoadError(f"{self.folder}/model_index.json: {name!r} is not the name of a file")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise LoadError(f"{self.folder}/model_index.json: {name} is not inside the folder")
+        if not (self.folder / name).is_file():
+            raise LoadError(f"{self.folder}: {name} is missing, and model_index.json names it")
+        return self.folder / name
+
+    def read(self, name: object) -> dict[str, JsonValue]:
+        """A JSON object in a file that model_index.json names. LoadError as in `file`, or it is not one."""
+        return _read_json(self.file(name))
+
     @cached_property
     def settings(self) -> dict[str, JsonValue]:
         """The content of saggar.json, empty if there is none."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from saggar.engine.errors import LoadError
 from saggar.engine.models.capabilities import Capabilities, capabilities
-from saggar.engine.models.files import WEIGHTS
+from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.files import WEIGHTS, needed
 from saggar.engine.models.registry import AnyFamily, open_family
-from saggar.engine.models.weights import PICKLES, Tensor, read_weights
+from saggar.engine.models.weights import PICKLES, Tensor, read_header, read_weights
 from saggar.engine.request import JsonValue, ModelInfo
 
 FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
@@ -21,7 +22,9 @@ WANTED = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Part:
-    """A component with weights: `stored` are bytes by dtype in the files, `loaded` bytes by the dtype asked for."""
+    """A component with weights, or a file of weights beside the components, which has no class: `stored` are bytes by
+    dtype in the files, `loaded` bytes by the dtype asked for.
+    """
 
     name: str
     class_name: str
@@ -89,6 +92,25 @@ def _parts(family: AnyFamily) -> Iterable[Part]:
                 yield _part(name, source[1], {}, None, str(error))
             else:
                 yield _part(name, source[1], found.tensors, found.variant, None)
+    for name in _beside(checkpoint):
+        try:
+            tensors = read_header(checkpoint.folder / name)
+        except LoadError as error:
+            yield _part(name, "", {}, None, str(error))
+        else:
+            yield _part(name, "", tensors, None, None)
+
+
+def _beside(checkpoint: Checkpoint) -> Iterable[str]:
+    """Weights that model_index.json names outside of the components' folders, as models that are not diffusers' do."""
+    names = [
+        path.relative_to(checkpoint.folder).as_posix() for path in checkpoint.folder.rglob(f"*{WEIGHTS}")
+    ]
+    return [
+        name
+        for name in needed(checkpoint.index, names)
+        if name.partition("/")[0] not in checkpoint.components
+    ]
 
 
 def _part(

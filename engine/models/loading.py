@@ -53,6 +53,18 @@ def load_pipeline(
         raise LoadError(f"{checkpoint.folder}: its parts do not make a {class_name}: {error}") from error
 
 
+def load_component(checkpoint: Checkpoint, name: str, placement: Placement) -> Any:
+    """One component that model_index.json names, as `load_pipeline` loads it: for families that have other parts of
+    their own. LoadError as there.
+    """
+    source, folder = checkpoint.components.get(name), checkpoint.folder / name
+    if source is None:
+        raise LoadError(f"{checkpoint.folder}/model_index.json: there is no component {name}")
+    kind = _kind(checkpoint, name, source[1])
+    weights = {name: read_weights(folder)} if issubclass(kind, torch.nn.Module) else {}
+    return _load_part(kind, folder, weights, placement)
+
+
 def _kind(checkpoint: Checkpoint, name: str, class_name: str) -> type[Any]:
     """The class of a component."""
     source = checkpoint.components[name]

@@ -11,7 +11,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,6 +20,7 @@ from saggar.engine.models.base import Family
 from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.diffusers_any import family_of
 from saggar.engine.models.huggingface import fetch, split_id
+from saggar.engine.models.packages import import_plugins
 
 AnyFamily: TypeAlias = Family[Any, Any, Any]
 _FAMILIES: dict[str, type[AnyFamily]] = {}
@@ -39,6 +39,8 @@ _SUPPORT = {
     "huggingface",
     "inspection",
     "loading",
+    "own_module",
+    "packages",
     "paced",
     "registry",
     "signatures",
@@ -51,10 +53,15 @@ _SUPPORT = {
 
 
 def serves(*class_names: str) -> Callable[[_F], _F]:
-    """Class decorator: this family runs checkpoints of these pipeline classes."""
+    """Class decorator: this family runs checkpoints of these pipeline classes. Unsupported: another one does."""
 
     def register(family: _F) -> _F:
         for name in class_names:
+            other = _FAMILIES.setdefault(name, family)
+            if _spelled(other) != _spelled(family):
+                raise Unsupported(
+                    f"{name} is served by {_spelled(other)}, and {_spelled(family)} wants it too"
+                )
             _FAMILIES[name] = family
         return family
 
@@ -114,5 +121,8 @@ def _import_all() -> None:
     for module in pkgutil.iter_modules(saggar.engine.models.__path__):
         if module.name not in _SUPPORT:
             importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
-    for point in entry_points(group="saggar.models"):
-        point.load()
+    import_plugins()
+
+
+def _spelled(family: type[AnyFamily]) -> str:
+    return f"{family.__module__}.{family.__qualname__}"

@@ -33,7 +33,15 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         """The pipeline's parts on the rank's device."""
         from saggar.engine.models.loading import load_pipeline
 
-        self._pipe: Any = load_pipeline(self.pipeline, self.checkpoint, placement, self.loaded_as)
+        self.keep(load_pipeline(self.pipeline, self.checkpoint, placement, self.loaded_as), placement)
+
+    def keep(self, parts: Any, placement: Placement) -> None:
+        """The end of `load`: `parts` are `self._pipe` from now on.
+
+        A family that loads its model itself hands over an object with `vae`, and with `components`, a dictionary:
+        what has "tokenizer" in its name is called with a text and gives {"input_ids": ...}, for `probe`.
+        """
+        self._pipe: Any = parts
         self._placement = placement
         self._prompts = PromptCache(placement.prompt_cache_bytes)
 

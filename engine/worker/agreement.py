@@ -12,6 +12,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from saggar.engine.config import EngineConfig
+from saggar.engine.models.packages import package_of
 from saggar.engine.models.registry import AnyFamily
 
 _LIBRARIES = ("saggar", "numpy")
@@ -25,7 +26,7 @@ def agreement(config: EngineConfig, family: AnyFamily, numerics: str) -> dict[st
     return {
         "weights": family.checkpoint.revision,
         "plan": plan_digest(config),
-        "versions": versions(family.uses_torch),
+        "versions": versions(family.uses_torch, package_of(type(family))),
         "numerics": numerics,
         **family.probe(),
     }
@@ -40,11 +41,11 @@ def plan_digest(config: EngineConfig) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
-def versions(with_torch: bool) -> str:
-    """Python, this package and the libraries that compute, each with its version."""
+def versions(with_torch: bool, plugin: str = "") -> str:
+    """Python, this package and the libraries that compute, with their versions; the family's plug-in if it has one."""
     names = _LIBRARIES + (_WITH_TORCH if with_torch else ())
     found = [f"{name} {_version(name)}" for name in names]
-    return ", ".join([f"python {platform.python_version()}", *found])
+    return ", ".join([f"python {platform.python_version()}", *found, *filter(None, [plugin])])
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

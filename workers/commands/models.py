@@ -46,6 +46,9 @@ def models(ctx: click.Context, as_json: bool, as_markdown: bool) -> None:
     click.echo(
         "\n  Any other pipeline of diffusers that makes pictures of a prompt is called as a whole, by request."
     )
+    plugins = [f"{one.family} ({one.package})" for one in found if one.package]
+    if plugins:
+        click.echo(f"\nFrom plug-ins: {', '.join(plugins)}")
     click.echo(f"\nBuilt-in models: {', '.join(installed()) or 'none'}")
     click.echo("One model in particular: saggar models inspect MODEL")
 
@@ -111,7 +114,11 @@ def _families_table(found: Iterable[Capabilities]) -> Iterator[list[str]]:
 def _told(found: Inspection) -> Iterator[str]:
     """An inspection for people."""
     info, can = found.info, found.can
-    yield from (f"{info.model}", f"  {info.class_name}, served by the family {can.family}: {can.about}")
+    whose = f" of the plug-in {can.package}" if can.package else ""
+    yield from (
+        f"{info.model}",
+        f"  {info.class_name}, served by the family {can.family}{whose}: {can.about}",
+    )
     yield from (f"  revision {info.revision}, in {found.folder}", "", "What it does")
     yield from _columns(_abilities(can))
     if found.parts:
