@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from saggar.jobs import AsyncJobClient, JobClient
 
 from examples import web_backend
@@ -25,6 +26,30 @@ def _worker(redis_url: str, tmp_path: Path):
     flags = ("--executor", "local", "--spool", str(tmp_path / "spool"))
     with WorkerProcess(redis_url, str(tmp_path / "store"), str(model), log, flags).start() as worker:
         yield worker.ready("noop")
+
+
+def test_pictures_are_made_offline(tmp_path: Path) -> None:
+    prompts = ["a red apple, glossy", "a flat rocket"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "examples/offline_t2i.py"),
+            *prompts,
+            "--to",
+            str(tmp_path),
+            "--steps",
+            "2",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.count("2 steps, batch of 2") == 2
+    for index in (0, 1):
+        with Image.open(tmp_path / f"{index}.png") as picture:
+            assert picture.size == (64, 64)
+            assert picture.convert("L").getextrema()[0] < picture.convert("L").getextrema()[1]
 
 
 @pytest.mark.usefixtures("_worker")
