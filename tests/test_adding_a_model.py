@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
 FAMILY, PLUGIN = TEXT.split("\n## A plug-in\n")
 FILES = dict(re.findall(r"^`([\w/.]+)`:\n\n```python\n(.*?)^```", FAMILY, re.MULTILINE | re.DOTALL))
-CASE = re.findall(r"^One more in the list `CASES` of .*?:\n\n```python\n(.*?)^```", FAMILY, re.MULTILINE | re.DOTALL)
+CASE = re.findall(
+    r"^One more in the list `CASES` of .*?:\n\n```python\n(.*?)^```", FAMILY, re.MULTILINE | re.DOTALL
+)
 COMMANDS = re.findall(r"^\.venv/bin/.*$", FAMILY, re.MULTILINE)
 
 
