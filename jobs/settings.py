@@ -71,6 +71,9 @@ class JobSettings(BaseModel):
     retry_after_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     job_events_max: int = Field(default=1_000, ge=10)
     run_events_max: int = Field(default=100_000, ge=10)
+    run_lease_s: float = Field(
+        default=15.0, ge=1, allow_inf_nan=False
+    )  # a run's controller without a sign of life
     card_cache_s: float = Field(default=5.0, ge=0, allow_inf_nan=False)
     socket_timeout_s: float = Field(default=30.0, ge=5, allow_inf_nan=False)  # a read may wait for 2 s
 

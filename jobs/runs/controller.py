@@ -19,7 +19,7 @@ from saggar.jobs.errors import NotRetryable, QueueFull, SaggarError, UnknownJob
 from saggar.jobs.ledger.parse import Submitted
 from saggar.jobs.record import TERMINAL, JobRecord
 from saggar.jobs.runs.ends import Ends
-from saggar.jobs.runs.ledger import LEASE_S, LeaseLost, Letter, RunLedger, Settled
+from saggar.jobs.runs.ledger import LeaseLost, Letter, RunLedger, Settled
 from saggar.jobs.runs.record import Run
 from saggar.jobs.schema import MAX_SEED, Job
 
@@ -129,6 +129,11 @@ class Controller:
         self._looked = 0.0
         self._full_until = 0.0
         self._told: set[str] = set()
+
+    @property
+    def lease_s(self) -> float:
+        """How long the run is held without a sign of life."""
+        return self._client.settings.run_lease_s
 
     def claim(self, *, force: bool = False) -> bool:
         """Takes or keeps the run; False: another one has it. Raises UnknownRun."""
@@ -414,7 +419,6 @@ def _not_made(n: int, record: JobRecord) -> Settled:
 
 
 __all__ = [
-    "LEASE_S",
     "Controller",
     "Ended",
     "Finisher",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from saggar.jobs.settings import JobSettings
 
 T = TypeVar("T")
-LEASE_S = 15.0
 SCRIPTS = Path(__file__).with_name("scripts")
 Letter = Literal[".", "q", "d", "p", "f", "r", "c"]
 """Waiting, in the window, done, done and packed, failed, rejected, cancelled."""
@@ -70,6 +69,7 @@ class RunLedger:
         self.client = client
         self._settings = settings
         self._runner = Runner(client, settings, SCRIPTS)
+        self._lease_ms = round(settings.run_lease_s * 1000)
 
     # -- for everybody
 
@@ -164,17 +164,17 @@ class RunLedger:
 
     # -- for the controller
 
-    def claim(self, name: str, token: str, *, force: bool = False, lease_s: float = LEASE_S) -> bool:
+    def claim(self, name: str, token: str, *, force: bool = False) -> bool:
         """Takes or keeps the run. False: another one has it. `force`: take it from whoever has it. Raises
         UnknownRun."""
-        answer = self._call("claim", name, token, round(lease_s * 1000), int(force))
+        answer = self._call("claim", name, token, self._lease_ms, int(force))
         if answer == "unknown":
             raise UnknownRun(name)
         return answer == "yours"
 
     def keep(self, name: str, token: str) -> bool:
         """Renews a lease that is still this token's."""
-        return self._call("keep", name, token, round(LEASE_S * 1000)) == 1
+        return self._call("keep", name, token, self._lease_ms) == 1
 
     def release(self, name: str, token: str) -> None:
         self._call("release", name, token)
@@ -215,7 +215,7 @@ class RunLedger:
         return f"{self._settings.key_prefix}runs:{check_id(name)}:{part}"
 
     def _held(self, script: str, name: str, token: str, *args: Argument) -> Reply:
-        answer = self._call(script, name, token, round(LEASE_S * 1000), *args)
+        answer = self._call(script, name, token, self._lease_ms, *args)
         if answer == "lost":
             raise LeaseLost(name)
         return answer

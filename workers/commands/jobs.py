@@ -9,10 +9,11 @@ from typing import TypeVar, cast, get_args
 import click
 from saggar.jobs.cards import Cards
 from saggar.jobs.client import JobClient
-from saggar.jobs.errors import JobFailed, SaggarError
+from saggar.jobs.errors import JobFailed, SaggarError, UnknownRun
 from saggar.jobs.events import Event
 from saggar.jobs.lanes.message import Priority
 from saggar.jobs.record import OPEN, JobRecord, State
+from saggar.jobs.runs import RunLedger
 from saggar.jobs.runs.plan import parse_settings
 from saggar.jobs.schema import Format
 from saggar.jobs.settings import JobSettings, connect
@@ -190,6 +191,10 @@ def cancel(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> 
         raise click.UsageError("give ids of jobs or --run NAME")
     unknown = False
     with open_client(redis_url) as client:
+        if run is not None:
+            _planned(
+                client, lambda runs: runs.change(run, "cancelled", "by hand"), lambda runs: runs.void(run)
+            )
         for job_id in [*job_ids, *(_ids(client, run, OPEN) if run else ())]:
             outcome = client.cancel(job_id)
             unknown |= outcome.outcome == "unknown"
@@ -207,6 +212,8 @@ def retry(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> N
         raise click.UsageError("give ids of jobs or --run NAME")
     refused = False
     with open_client(redis_url) as client:
+        if run is not None:
+            _planned(client, lambda runs: runs.again(run, ["failed"]))
         for job_id in [*job_ids, *(_ids(client, run, ("failed",)) if run else ())]:
             try:
                 client.retry(job_id)
@@ -215,6 +222,19 @@ def retry(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> N
                 refused = True
                 click.echo(f"{job_id}: {error}", err=True)
     sys.exit(2 if refused else 0)
+
+
+def _planned(client: JobClient, *changes: Callable[[RunLedger], object]) -> None:
+    """Of a run that was planned (saggar run): its rows too. A name that jobs alone have is none."""
+    connection = connect(client.settings)
+    try:
+        runs = RunLedger(connection, client.settings)
+        for change in changes:
+            change(runs)
+    except UnknownRun:
+        return
+    finally:
+        connection.close()
 
 
 def _ids(client: JobClient, run: str, states: Sequence[State]) -> list[str]:

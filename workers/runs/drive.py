@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import redis
 from saggar.jobs.runs import Controller, LeaseLost, Run
-from saggar.jobs.runs.ledger import LEASE_S
 from saggar.storage.errors import StorageUnavailable
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class Heartbeat:
             log.warning("the lease of run %s runs out by itself: %s", self._controller.name, error)
 
     def _beat(self) -> None:
-        while not self._over.wait(LEASE_S / 4):
+        while not self._over.wait(self._controller.lease_s / 4):
             try:
                 self._controller.keep()
             except redis.RedisError as error:

@@ -86,6 +86,8 @@ def register(
         raise RunChanged(
             f"run {spec.name} writes to {run.spec.target} (allowed: the same --to, or another --name)"
         )
+    if run is not None:
+        _refuse_other_ways(run.spec, spec)
     if run is not None and index is None:
         raise RunChanged(
             f"run {spec.name} is known, and its plan is gone from {spec.target} (allowed: another --name, or saggar "
@@ -100,6 +102,21 @@ def register(
         return _extend(runs, folder, manifest, run, spec)
     runs.open(spec)
     return _wake(runs, folder, spec.name)
+
+
+def _refuse_other_ways(old: RunSpec, new: RunSpec) -> None:
+    """What a run makes of its rows stays as it began: half of a data set under other gates would be neither."""
+    for name in ("model", "format", "gates", "accept"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            raise RunChanged(
+                f"run {old.name} was begun with {name} {_shown(before)}, not {_shown(after)} (allowed: the same, or "
+                "another --name)"
+            )
+
+
+def _shown(value: object) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
 def _known(runs: RunLedger, name: str) -> Run | None:

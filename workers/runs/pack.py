@@ -209,7 +209,8 @@ class Packer:
             if n >= SHOWN:
                 self._controller.let_go(row.job_ids)
                 for made in row.made:
-                    remove(made)
+                    if made.key.startswith(f"{self._spec.prefix}/"):  # nothing but what is ours to remove
+                        remove(made)
             del self._waiting[n]
 
 

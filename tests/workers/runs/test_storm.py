@@ -49,7 +49,8 @@ class Storm:
         return worker
 
     def client(self) -> subprocess.Popen[bytes]:
-        client = start(*self.command, environ=self.site.environ, log=self.site.folder / "client.log")
+        environ = self.site.environ | {"SAGGAR_RUN_LEASE_S": "3"}
+        client = start(*self.command, environ=environ, log=self.site.folder / "client.log")
         self.site.alone.append(client)
         return client
 
