@@ -168,3 +168,16 @@ def test_two_runs_go_on_side_by_side(
     small, large = standing("small"), standing("large")
     assert small.ended is not None and large.ended is not None
     assert small.ended < large.ended
+
+
+@pytest.mark.usefixtures("noop_card")
+def test_cancelling_the_jobs_of_a_run_cancels_the_run(
+    redis_url: str, start_worker: StartWorker, tmp_path: Path, standing: Ask
+) -> None:
+    start_worker("--chores", model="")
+    detached(redis_url, tmp_path, "p", 20)
+    until(lambda: standing("p").open == 8, what="a full window")
+    status, said = saggar("cancel", "--run", "p", "--redis", redis_url)
+    assert status == 0, said
+    until(lambda: standing("p").complete, what="every row settled")
+    assert (standing("p").cancelled, standing("p").state) == (20, "cancelled")

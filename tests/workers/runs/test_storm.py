@@ -141,7 +141,7 @@ def _open(site: Site, target: str) -> Storage:
 
 
 def test_120_rows_in_a_storm(tmp_path: Path, s3_server: S3Server) -> None:
-    with Site(tmp_path, s3=s3_server) as site:
+    with Site(tmp_path, s3=s3_server, lease_s=10.0) as site:
         storm(site, 120, 16)
 
 
@@ -149,5 +149,5 @@ def test_120_rows_in_a_storm(tmp_path: Path, s3_server: S3Server) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rows", [500, 2000])
 def test_many_rows_in_a_storm(tmp_path: Path, s3_server: S3Server, rows: int) -> None:
-    with Site(tmp_path, s3=s3_server) as site:
+    with Site(tmp_path, s3=s3_server, lease_s=10.0) as site:
         storm(site, rows, 48)
