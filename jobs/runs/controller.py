@@ -375,7 +375,7 @@ class Controller:
         spec = run.spec
         if run.state == "running" and spec.max_failures is not None and run.failed >= spec.max_failures:
             self.runs.change(self.name, "paused", f"{run.failed} rows failed")
-        elif run.state == "running" and spec.time_budget_s is not None and run.spent_s >= spec.time_budget_s:
+        elif run.state == "running" and spec.time_budget_s is not None and run.round_s >= spec.time_budget_s:
             self.runs.change(self.name, "paused", f"its time of {spec.time_budget_s:g} s is spent")
         if run.complete and run.state in ("running", "cancelled", "paused"):
             self.finisher.complete(run)

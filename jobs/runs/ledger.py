@@ -263,6 +263,7 @@ def _read(name: str, reply: Reply) -> Run:
         held=bool(held),
         why=fields.get("why", ""),
         spent_s=number("spent") / 1e6,
+        round_s=(number("spent") - number("resumed")) / 1e6,
         batches=float(fields.get("batches", 0)),
         batched=number("batched"),
         bytes=number("bytes"),

@@ -47,8 +47,9 @@ class RunSpec(BaseModel):
 class Run:
     """A run at one moment. done + failed + rejected + cancelled = planned once it has ended; before, `open` rows are
     in the window and the rest waits. `redrawn` counts draws that were not accepted; `cursor` is the next row to queue.
-    Times in seconds, on Redis's clock; `batches` is how many batches its rows took, `batched` how many rows that is;
-    `pictures` that count, of `bytes` bytes."""
+    Times in seconds, on Redis's clock: `spent_s` under a controller, `round_s` of that since it was last resumed.
+    `batches` is how many batches its rows took, `batched` how many rows that is; `pictures` that count, of `bytes`
+    bytes."""
 
     spec: RunSpec
     state: RunState
@@ -64,6 +65,7 @@ class Run:
     held: bool = False
     why: str = ""
     spent_s: float = 0.0
+    round_s: float = 0.0
     batches: float = 0.0
     batched: int = 0
     bytes: int = 0

@@ -82,9 +82,10 @@ class RunFinisher:
             self._packer.tend()
 
     def complete(self, run: Run) -> None:
-        """The last shard, the contact sheet, the report, and `_SUCCESS`. A sheet that cannot be made is no reason to
-        call the run a failure."""
-        shards = self._packer.complete() if self._packer is not None else 0
+        """The last shard, the contact sheet, the report, and `_SUCCESS`, which a cancelled run has not. A sheet that
+        cannot be made is no reason to call the run a failure."""
+        success = run.state != "cancelled"
+        shards = self._packer.complete(success=success) if self._packer is not None else 0
         run = self._controller.runs.get(run.name)
         sheet = self._sheet(run)
         summary = summary_of(run, self._controller.runs, self._client, self._folder)
@@ -93,6 +94,8 @@ class RunFinisher:
             self._clean()
         elif self._gates is not None:
             self._folder.write_accepted(self._accepted())
+        if not success:
+            return
         counts = {
             name: getattr(run, name)
             for name in ("planned", "done", "failed", "rejected", "cancelled", "redrawn")

@@ -85,13 +85,17 @@ class Packer:
             del self._todo[: len(part)]
             self._mark()
 
-    def complete(self) -> int:
-        """Packs every row that is done, the last shard too, then the index and `_SUCCESS`; how many shards."""
+    def complete(self, *, success: bool) -> int:
+        """Packs every row that is done, the last shard too; with `success` the total index and `_SUCCESS`. How many
+        shards there are."""
         self.tend()
         self._todo += [row for row in self._left() if row.n not in self._waiting]
         self.tend()
         assert self._writer is not None
-        self._writer.finish()
+        if success:
+            self._writer.finish()
+        else:
+            self._writer.flush()
         self._mark()
         return len(self._writer.shards)
 

@@ -6,7 +6,12 @@ if not state then return 'unknown' end
 for i = 4, #ARGV do
   if state == ARGV[i] then
     call('HSET', key, 'state', to, 'why', why)
-    if to == 'running' then call('HDEL', key, 'ended') else call('HSET', key, 'ended', lane.num(lane.now())) end
+    if to == 'running' then
+      call('HDEL', key, 'ended')
+      call('HSET', key, 'resumed', call('HGET', key, 'spent') or 0) -- a budget of time is of this round
+    else
+      call('HSET', key, 'ended', lane.num(lane.now()))
+    end
     return to
   end
 end

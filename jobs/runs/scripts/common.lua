@@ -3,6 +3,7 @@
 --   P runs             zset  names by time of creation
 --   P runs:R           hash  spec (JSON), state, why, planned, done, failed, rejected, cancelled, redrawn, cursor (the
 --                            next row to queue), created, ended, spent (microseconds under a controller), renewed,
+--                            resumed (what was spent then),
 --                            batches and batched (rows that ran in them), bytes
 --   P runs:R:rows      str   one letter a row, see ENDS; `.` waits to be queued, `q` is in the window
 --   P runs:R:open      hash  job id -> row:draw of the window

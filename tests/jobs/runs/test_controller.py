@@ -63,6 +63,8 @@ def test_time_that_is_spent_pauses_the_run(fake: redis.Redis) -> None:
     bench.finish(controller)
     run = bench.runs.get(NAME)
     assert (run.state, run.why) == ("paused", "its time of 0.001 s is spent")
+    assert bench.runs.change(NAME, "running") == "running"
+    assert bench.runs.get(NAME).round_s == 0, "resumed, it has its time again"
 
 
 def test_a_paused_run_leaves_the_queue_but_for_what_runs(fake: redis.Redis) -> None:
