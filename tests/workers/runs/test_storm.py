@@ -15,7 +15,7 @@ from saggar.storage.base import Storage, open_storage
 from saggar.workers.runs.folder import RunFolder
 
 from tests.support.cluster import WorkerProcess, until
-from tests.support.site import Site
+from tests.support.site import Site, freeze
 from tests.support.weed import S3Server
 from tests.workers.runs.support import is_clean, manifest, packed, start
 
@@ -76,7 +76,9 @@ class Storm:
         return found
 
     def kill(self, worker: WorkerProcess) -> None:
-        """SIGKILL of a worker's whole family, and how many jobs were in anybody's hands then."""
+        """SIGKILL of a worker's whole family, and how many jobs were in anybody's hands then: it stands still while
+        they are counted."""
+        freeze(worker.child())
         self.in_flight += self.site.client.counts(run=NAME)["running"]
         worker.kill()
 
@@ -131,6 +133,7 @@ def check(it: Storm) -> None:
     assert json.loads(storage.get(f"_runs/{NAME}/_SUCCESS"))["done"] == it.rows
     records = it.site.client.list(run=NAME, state="succeeded", limit=1000).records
     twice = sum(record.attempt - 1 for record in records)
+    print(f"{it.rows} rows, {twice} attempts more than jobs, {it.in_flight} in flight at the kills")
     assert twice <= it.in_flight, f"{twice} attempts more than jobs, {it.in_flight} were in flight"
     storage.close()
 
