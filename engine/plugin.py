@@ -7,9 +7,9 @@ a family for its schema and its batch keys, and stays free of torch.
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest, LoadError, Unsupported
 from saggar.engine.models.base import Family
-from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.packages import need
 from saggar.engine.models.registry import serves
+from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
 from saggar.engine.params import Narrowing

@@ -18,8 +18,8 @@ from saggar.engine.models.common import (
     step,
     to_pixels,
 )
-from saggar.engine.models.loading import load_component, load_pipeline
-from saggar.engine.models.own_module import Rename, load_own
+from saggar.engine.models.source.loading import load_component, load_pipeline
+from saggar.engine.models.source.own_module import Rename, load_own
 
 __all__ = [
     "Rename",

@@ -22,8 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from saggar.engine.errors import LoadError
-from saggar.engine.models.files import INDEX, needed
+from saggar.engine.models.source.files import INDEX, json_object, needed
 from saggar.jobs.errors import ConfigError
 from saggar.storage.base import ObjectInfo, Storage, open_storage
 from saggar.storage.download import download
@@ -100,12 +99,7 @@ def _wanted(storage: Storage) -> dict[str, ObjectInfo]:
         raise ConfigError(
             f"{storage.url}: there is no {INDEX}: it must be the folder of a diffusers pipeline"
         )
-    try:
-        index = json.loads(storage.get(INDEX))
-    except ValueError as error:
-        raise LoadError(f"{storage.url}/{INDEX}: {error}") from error
-    if not isinstance(index, dict):
-        raise LoadError(f"{storage.url}/{INDEX}: not a JSON object")
+    index = json_object(storage.get(INDEX), f"{storage.url}/{INDEX}")
     return {name: found[name] for name in needed(index, found)}
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from saggar.engine.batch_key import canonical_key
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
-from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
 from saggar.engine.params import Narrowing, check_params, schema_of

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
 from saggar.engine.config import Pixels
-from saggar.engine.models.loading import load_pipeline as load_pipeline  # noqa: PLC0414  (passed on)
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.request import Request
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from saggar.engine.errors import LoadError
 from saggar.engine.models.capabilities import Capabilities, capabilities
-from saggar.engine.models.checkpoint import Checkpoint
-from saggar.engine.models.files import WEIGHTS, needed
 from saggar.engine.models.registry import AnyFamily, open_family
-from saggar.engine.models.weights import PICKLES, Tensor, read_header, read_weights
+from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.files import WEIGHTS, needed
+from saggar.engine.models.source.weights import PICKLES, Tensor, read_header, read_weights
 from saggar.engine.request import JsonValue, ModelInfo
 
 FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias, TypeVar
 import saggar.engine.models
 from saggar.engine.errors import LoadError, Unsupported
 from saggar.engine.models.base import Family
-from saggar.engine.models.checkpoint import Checkpoint
-from saggar.engine.models.diffusers_any import family_of
-from saggar.engine.models.huggingface import fetch, split_id
+from saggar.engine.models.diffusers_any.family import family_of
 from saggar.engine.models.packages import import_plugins
+from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.huggingface import fetch, split_id
 
 AnyFamily: TypeAlias = Family[Any, Any, Any]
 _FAMILIES: dict[str, type[AnyFamily]] = {}
@@ -32,24 +32,14 @@ _SUPPORT = {
     "base",
     "binned",
     "capabilities",
-    "checkpoint",
     "common",
-    "diffusers_any",
-    "files",
-    "huggingface",
     "inspection",
-    "loading",
-    "own_module",
     "packages",
-    "paced",
     "registry",
-    "signatures",
     "state",
-    "tiny",
     "torch_family",
-    "weights",
 }
-"""Modules beside the families'; importing some of them imports torch."""
+"""Modules beside the families'; `common` imports torch. Sub-packages hold no families."""
 
 
 def serves(*class_names: str) -> Callable[[_F], _F]:
@@ -119,7 +109,7 @@ def installed() -> list[str]:
 @cache
 def _import_all() -> None:
     for module in pkgutil.iter_modules(saggar.engine.models.__path__):
-        if module.name not in _SUPPORT:
+        if not module.ispkg and module.name not in _SUPPORT:
             importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
     import_plugins()
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
-from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.registry import serves
+from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text, vae_factor
 from saggar.engine.params import Narrowing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from saggar.engine.cache.prompt import Encoded, PromptCache
 from saggar.engine.models.base import Family, grouped
-from saggar.engine.models.checkpoint import Checkpoint
+from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
     def load(self, placement: Placement) -> None:
         """The pipeline's parts on the rank's device."""
-        from saggar.engine.models.loading import load_pipeline
+        from saggar.engine.models.source.loading import load_pipeline
 
         self.keep(load_pipeline(self.pipeline, self.checkpoint, placement, self.loaded_as), placement)
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from pydantic.dataclasses import dataclass
 from saggar.engine.models.capabilities import all_capabilities, capabilities, markdown
-from saggar.engine.models.checkpoint import Checkpoint
 from saggar.engine.models.inspection import inspect_model
-from saggar.engine.models.loading import load_pipeline
 from saggar.engine.models.noop import Noop
+from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.loading import load_pipeline
 from saggar.engine.models.tiny import make_tiny
 from saggar.engine.platform.base import Placement
 

@@ -29,7 +29,7 @@ from saggar.engine import (
     open_family,
 )
 from saggar.engine.models.capabilities import capabilities
-from saggar.engine.models.diffusers_any import family_of
+from saggar.engine.models.diffusers_any.family import family_of
 
 from tests.engine.support import Recorder, at_step, eventually, floats, settled
 from tests.engine.tiny_any import BUILDERS

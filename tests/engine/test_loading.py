@@ -12,9 +12,9 @@ import diffusers
 import pytest
 import torch
 from saggar.engine.errors import LoadError
-from saggar.engine.models.checkpoint import Checkpoint
-from saggar.engine.models.loading import load_pipeline
-from saggar.engine.models.weights import read_weights
+from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.loading import load_pipeline
+from saggar.engine.models.source.weights import read_weights
 from saggar.engine.platform.base import Placement
 
 Models = Callable[[str], Path]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from saggar.engine.models.paced import Paced
+from saggar.engine.models.diffusers_any.paced import Paced
 
 from tests.engine.support import eventually
 

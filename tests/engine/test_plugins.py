@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from saggar.engine import LoadError, Unsupported, families, open_family
 from saggar.engine.models import packages
 from saggar.engine.models.noop import Noop
-from saggar.engine.models.own_module import load_own
 from saggar.engine.models.packages import import_plugins, need, package_of
 from saggar.engine.models.registry import serves
+from saggar.engine.models.source.own_module import load_own
 from saggar.engine.models.tiny import make_tiny
 from saggar.engine.platform.base import Placement
 

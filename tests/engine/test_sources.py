@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from saggar.engine import EngineConfig, Unsupported, open_family
 from saggar.engine.engine import Engine
-from saggar.engine.models.files import choose_weights, needed
-from saggar.engine.models.huggingface import split_id
+from saggar.engine.models.source.files import choose_weights, needed
+from saggar.engine.models.source.huggingface import split_id
 
 from tests.support.hub import Hub
 

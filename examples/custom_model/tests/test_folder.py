@@ -17,8 +17,8 @@ from conftest import assemble
 from safetensors.torch import load_file, save_file
 from saggar.engine import Engine, InvalidRequest, LoadError, Request, open_family
 from saggar.engine.models.capabilities import capabilities
-from saggar.engine.models.files import needed
 from saggar.engine.models.inspection import inspect_model
+from saggar.engine.models.source.files import needed
 
 Start = Callable[..., Engine]
 

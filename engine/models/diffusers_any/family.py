@@ -21,8 +21,8 @@ from pydantic.dataclasses import dataclass as checked
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest, RowFailed, Unsupported
 from saggar.engine.models.base import Family
-from saggar.engine.models.paced import Paced
-from saggar.engine.models.signatures import Argument, call_arguments
+from saggar.engine.models.diffusers_any.paced import Paced
+from saggar.engine.models.diffusers_any.signatures import Argument, call_arguments
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.request import Request
 
@@ -86,7 +86,7 @@ class DiffusersAny(Family[np.ndarray, Any, Seats]):
 
     def load(self, placement: Placement) -> None:
         """The pipeline on the rank's device."""
-        from saggar.engine.models.loading import load_pipeline
+        from saggar.engine.models.source.loading import load_pipeline
 
         self._pipe = load_pipeline(self.pipeline, self.checkpoint, placement)
         self._pipe.set_progress_bar_config(disable=True)

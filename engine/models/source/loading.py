@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from saggar.engine.errors import EngineError, LoadError
-from saggar.engine.models.checkpoint import Checkpoint
-from saggar.engine.models.weights import AGAIN, Weights, read_weights
+from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.weights import AGAIN, Weights, read_weights
 from saggar.engine.platform.base import Placement
 
 LIBRARIES = ("diffusers", "transformers")

@@ -7,14 +7,12 @@ loaded from is fetched, never a pickle. No torch.
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import re
 from pathlib import Path
 
-from saggar.engine.errors import LoadError, Unsupported
-from saggar.engine.models.files import INDEX, SETTINGS, needed
-from saggar.engine.request import JsonValue
+from saggar.engine.errors import Unsupported
+from saggar.engine.models.source.files import INDEX, SETTINGS, json_object, needed
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ def _fetch_rest(name: str, folder: Path) -> None:
         log.info("%s comes from the cache as it is, for the hub cannot be asked: %s", name, error)
         return  # loading names what is missing, if anything is
     sizes = {file.rfilename: file.size or 0 for file in listed.siblings or ()}
-    wanted = needed(_index(folder), sizes)
+    wanted = needed(json_object((folder / INDEX).read_bytes(), folder / INDEX), sizes)
     missing = [file for file in wanted if not (folder / file).exists()]
     if not missing:
         return
@@ -82,16 +80,6 @@ def _fetch_rest(name: str, folder: Path) -> None:
     exact = [glob.escape(file) for file in wanted]
     snapshot_download(name, revision=folder.name, allow_patterns=exact)
     log.info("fetched %s to %s", name, folder)
-
-
-def _index(folder: Path) -> dict[str, JsonValue]:
-    try:
-        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LoadError(f"{folder / INDEX}: {error}") from error
-    if not isinstance(content, dict):
-        raise LoadError(f"{folder / INDEX}: not a JSON object")
-    return content
 
 
 def _out_of_reach(name: str) -> str:

@@ -9,7 +9,6 @@ has none: with "" guidance works without asking.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from saggar.engine.errors import LoadError
+from saggar.engine.models.source.files import INDEX, SETTINGS, json_object
 from saggar.engine.params import Narrowing
 from saggar.engine.request import JsonValue
 
@@ -33,16 +33,16 @@ class Checkpoint:
     @cached_property
     def index(self) -> dict[str, JsonValue]:
         """The content of model_index.json."""
-        if not (self.folder / "model_index.json").is_file():
-            raise LoadError(f"{self.folder}: there is no model_index.json")
-        return _read_json(self.folder / "model_index.json")
+        if not (self.folder / INDEX).is_file():
+            raise LoadError(f"{self.folder}: there is no {INDEX}")
+        return _read_json(self.folder / INDEX)
 
     @property
     def class_name(self) -> str:
         """The pipeline's class as the checkpoint names it."""
         name = self.index.get("_class_name")
         if not isinstance(name, str):
-            raise LoadError(f"{self.folder}/model_index.json: _class_name is missing")
+            raise LoadError(f"{self.folder}/{INDEX}: _class_name is missing")
         return name
 
     @property
@@ -86,26 +86,36 @@ class Checkpoint:
     @cached_property
     def settings(self) -> dict[str, JsonValue]:
         """The content of saggar.json, empty if there is none."""
-        path = self.folder / "saggar.json"
+        path = self.folder / SETTINGS
         return _read_json(path) if path.is_file() else {}
 
     @property
     def narrowing(self) -> Narrowing:
-        """The parameters' schema words that saggar.json sets."""
-        return cast(Narrowing, self.settings.get("params", {}))
+        """The parameters' schema words that saggar.json sets. LoadError: they are none."""
+        words = self.settings.get("params", {})
+        if not isinstance(words, dict) or not all(isinstance(own, dict) for own in words.values()):
+            raise LoadError(
+                f'{self.folder}/{SETTINGS}: params: write an object a parameter: {{"height": {{...}}}}'
+            )
+        return cast(Narrowing, words)
 
     @property
     def negative_prompt(self) -> str | None:
         """What stands in for a negative prompt that a request does not have; None: nothing does."""
         value = self.settings.get("negative_prompt")
         if value is not None and not isinstance(value, str):
-            raise LoadError(f"{self.folder}/saggar.json: negative_prompt is not a text")
+            raise LoadError(f"{self.folder}/{SETTINGS}: negative_prompt is not a text")
         return value
 
     @property
     def limits(self) -> dict[str, int]:
-        """Limits that saggar.json sets."""
-        return cast("dict[str, int]", self.settings.get("limits", {}))
+        """Limits that saggar.json sets. LoadError: not whole numbers from 1 on."""
+        limits = self.settings.get("limits", {})
+        if not isinstance(limits, dict) or not all(
+            type(most) is int and most > 0 for most in limits.values()
+        ):
+            raise LoadError(f"{self.folder}/{SETTINGS}: limits: write an integer from 1 on for each")
+        return cast("dict[str, int]", limits)
 
     @cached_property
     def revision(self) -> str:
@@ -131,9 +141,7 @@ def _sample(path: Path) -> bytes:
 
 def _read_json(path: Path) -> dict[str, JsonValue]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+    except OSError as error:
         raise LoadError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise LoadError(f"{path}: not a JSON object")
-    return content
+    return json_object(content, path)

@@ -6,10 +6,12 @@ files are taken, and a variant such as `fp16` only where there is nothing else.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
+from saggar.engine.errors import LoadError
 from saggar.engine.request import JsonValue
 
 INDEX = "model_index.json"
@@ -58,6 +60,17 @@ def choose_weights(names: Iterable[str]) -> tuple[str | None, list[str]]:
     variant = next(variant for variant in order if variant in found)
     usual = [name for name in found[variant] if re.split(r"[.-]", name)[0] in _USUAL]
     return variant, usual or found[variant]
+
+
+def json_object(text: str | bytes, where: object) -> dict[str, JsonValue]:
+    """The JSON object in a file's content. LoadError names `where` it came from."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise LoadError(f"{where}: {error}") from error
+    if not isinstance(content, dict):
+        raise LoadError(f"{where}: not a JSON object")
+    return content
 
 
 def _texts(values: Iterable[JsonValue]) -> Iterator[str]:

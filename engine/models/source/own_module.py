@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from safetensors import safe_open
 from saggar.engine.errors import LoadError
-from saggar.engine.models.weights import read_header
+from saggar.engine.models.source.weights import read_header
 from saggar.engine.platform.base import Placement
 
 M = TypeVar("M", bound=torch.nn.Module)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saggar.engine.errors import LoadError
-from saggar.engine.models.files import choose_weights
+from saggar.engine.models.source.files import choose_weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LONGEST_HEADER = 100_000_000

@@ -1,0 +1,1 @@
+"""Pipelines that no family serves, called as a whole."""
