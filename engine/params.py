@@ -37,6 +37,7 @@ _RULES: dict[str, set[str]] = {
 _SCALAR: dict[str, JsonValue] = {
     "anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]
 }
+_LONGEST_SHOWN = 40
 _SAID = {
     "exclusiveMinimum": "above {}",
     "exclusiveMaximum": "below {}",
@@ -110,6 +111,12 @@ def describe(words: Mapping[str, JsonValue]) -> str:
     return ", ".join(said)
 
 
+def shown(value: object) -> str:
+    """A refused value for an error: a long one may be a prompt, which no error repeats."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"a {type(value).__name__} of {len(text)} characters"
+
+
 def _check_words(name: str, words: Mapping[str, JsonValue]) -> None:
     kind, choices = words.get("type"), _choices(words)
     known = {"anyOf"} if "anyOf" in words else {"type", "enum", "const"} | _RULES.get(str(kind), set())
@@ -147,10 +154,10 @@ def _problem(value: ParamValue, words: Mapping[str, JsonValue]) -> str | None:
     kind = str(words.get("type", ""))
     is_bool_for_number = isinstance(value, bool) and kind in ("integer", "number")
     if kind and (is_bool_for_number or not isinstance(value, _TYPES[kind])):
-        return f"{value!r} is not of type {kind}"
+        return f"{shown(value)} is not of type {kind}"
     choices = _choices(words)
     if choices is not None and value not in choices:
-        return f"{value!r} is not a choice"
+        return f"{shown(value)} is not a choice"
     if isinstance(value, list | tuple):
         return _items_problem(value, words)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -19,7 +19,7 @@ from saggar.engine.errors import InvalidRequest
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
-from saggar.engine.params import Narrowing, check_params, schema_of
+from saggar.engine.params import Narrowing, check_params, schema_of, shown
 from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, ParamValue, Request
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Family(ABC, Generic[T, P, S]):
         """The request with all parameters filled in. InvalidRequest names the field."""
         if request.task not in self.tasks:
             raise InvalidRequest(
-                "task", f"{request.task!r} is not a task of this model", ", ".join(self.tasks)
+                "task", f"{shown(request.task)} is not a task of this model", ", ".join(self.tasks)
             )
         check_common(request, self.limits)
         params = check_params(request.params, self.schema)
@@ -238,7 +238,7 @@ def check_common(request: Request, limits: Mapping[str, int]) -> None:
     _check_int("preview_every", request.preview_every, 0, 1_000_000)
     if request.deadline_s is not None and not request.deadline_s >= 0:
         raise InvalidRequest(
-            "deadline_s", f"{request.deadline_s!r} is not a time from now", "0 or more seconds"
+            "deadline_s", f"{shown(request.deadline_s)} is not a time from now", "0 or more seconds"
         )
     for kind, arrays in request.inputs.items():
         if len(arrays):
@@ -254,7 +254,7 @@ def _check_text(field: str, value: object, longest: int) -> None:
 
 def _check_int(field: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(field, f"{value!r} is out of range", f"integer, {low} to {high}")
+        raise InvalidRequest(field, f"{shown(value)} is out of range", f"integer, {low} to {high}")
 
 
 def grouped(states: Sequence[_A], key: Callable[[_A], Hashable]) -> list[list[_A]]:
