@@ -1,4 +1,4 @@
-"""What PixArt and Sana share: a masked text, a learned deviation that is dropped, and resolution binning.
+"""What PixArt and Sana share: a masked text, a learned variance that is dropped, and resolution binning.
 
 With binning a picture is drawn at the size of a table that has the nearest aspect ratio, then resized and cropped to
 the size that was asked for; the table hangs on the size the denoiser was made for. Rows share the size they ask for,
@@ -44,12 +44,12 @@ B = TypeVar("B", bound=BinnedParams)
 
 class BinnedFamily(TorchFamily[B]):
     """`bins` names for each `sample_size` of the denoiser its table, by pixels a side; `grid` is what the pipeline
-    takes no finer sizes than, `text` the usual length of a text in tokens.
+    takes no finer sizes than, `usual_text` the usual length of a text in tokens.
     """
 
     bins: ClassVar[Mapping[int, int]]
     grid: ClassVar[int]
-    text: ClassVar[int]
+    usual_text: ClassVar[int]
     largest_latent: ClassVar[int]
     default_size: ClassVar[int | None] = None
     """For pipelines whose default does not follow from the checkpoint."""
@@ -71,7 +71,7 @@ class BinnedFamily(TorchFamily[B]):
         words: dict[str, Any] = {"height": size, "width": size}
         if self._sample_size() not in self.bins:
             words["use_resolution_binning"] = {"default": False, "enum": [False]}
-        return {**words, "max_sequence_length": text_length(self.checkpoint, "tokenizer", self.text)}
+        return {**words, "max_sequence_length": text_length(self.checkpoint, "tokenizer", self.usual_text)}
 
     def cost(self, request: Request) -> int:
         """Image tokens of each row and branch; the sizes of one table have about as many."""
@@ -87,12 +87,10 @@ class BinnedFamily(TorchFamily[B]):
     def combine(
         self, predictions: Mapping[str, torch.Tensor], state: RequestState[torch.Tensor, B, Any]
     ) -> torch.Tensor:
-        """Guidance where the request has it; of a learned deviation the sampler knows nothing."""
+        """Guidance where the request has it; of a learned variance the sampler knows nothing."""
         from saggar.engine.models import common
 
-        noise = predictions["cond"]
-        if "uncond" in predictions:
-            noise = common.guide(noise, predictions["uncond"], state.params.guidance_scale)
+        noise = common.guided(predictions, state.params.guidance_scale)
         config = self._pipe.transformer.config
         return noise.chunk(2, dim=1)[0] if config.out_channels // 2 == config.in_channels else noise
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,6 +141,13 @@ def floats(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 def guide(cond: torch.Tensor, uncond: torch.Tensor, scale: float) -> torch.Tensor:
     """Classifier-free guidance."""
     return uncond + scale * (cond - uncond)
+
+
+def guided(predictions: Mapping[str, torch.Tensor], scale: float) -> torch.Tensor:
+    """The same of a request's branches; without an unconditional one the conditional prediction."""
+    if "uncond" not in predictions:
+        return predictions["cond"]
+    return guide(predictions["cond"], predictions["uncond"], scale)
 
 
 def to_pixels(images: torch.Tensor, pixels: Pixels) -> list[np.ndarray]:

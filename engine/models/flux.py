@@ -14,17 +14,14 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
-from saggar.engine.params import Narrowing
+from saggar.engine.models.torch_family import per_text
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
     import torch
-DEFAULT_LATENT = 128
-"""The pipeline's default size in latent pixels, whatever the checkpoint."""
-LARGEST_LATENT = 512
 
 
 @dataclass(frozen=True)
@@ -48,32 +45,18 @@ Rows = Sequence[Row["torch.Tensor", FluxParams, Any]]
 
 
 @serves("FluxPipeline")
-class Flux(TorchFamily[FluxParams]):
+class Flux(PackedFamily[FluxParams]):
     """See the module."""
 
     name = "flux"
     pipeline = "FluxPipeline"
     Params = FluxParams
-    batch_fields = ("height", "width", "max_sequence_length")
+    tokenizer = "tokenizer_2"
 
-    def narrowing(self) -> Narrowing:
-        """The grid is one patch of 2×2 latent pixels; the text is no longer than T5's tokenizer was made for."""
-        factor = vae_factor(self.checkpoint.config("vae"))
-        size = {
-            "default": DEFAULT_LATENT * factor,
-            "minimum": 2 * factor,
-            "maximum": LARGEST_LATENT * factor,
-            "multipleOf": 2 * factor,
-        }
-        text = text_length(self.checkpoint, "tokenizer_2", FluxParams.max_sequence_length)
-        return {"height": size, "width": size, "max_sequence_length": text}
-
-    def cost(self, request: Request) -> int:
-        """Image and text tokens of each row and branch."""
-        params = FluxParams(**request.params)  # type: ignore[arg-type]
-        cell = 2 * vae_factor(self.checkpoint.config("vae"))
-        tokens = (params.height // cell) * (params.width // cell) + params.max_sequence_length
-        return request.rows * len(_branches(params, request)) * tokens
+    def branches_of(self, params: FluxParams, request: Request) -> tuple[str, ...]:
+        """A second forward only for true guidance."""
+        guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
+        return ("cond", "uncond") if guided else ("cond",)
 
     def prepare_encode(self, states: Sequence[State]) -> None:
         """T5 and CLIP for all texts at once; noise, sampler and shifted timesteps for each request."""
@@ -88,10 +71,6 @@ class Flux(TorchFamily[FluxParams]):
         self.condition(states, encode, variant=length)
         for state in states:
             self._first_latents(state)
-
-    def branches(self, state: State) -> tuple[str, ...]:
-        """A second forward only for true guidance."""
-        return _branches(state.params, state.request)
 
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """Velocity [rows, tokens, channels × 4]."""
@@ -117,25 +96,14 @@ class Flux(TorchFamily[FluxParams]):
         """True guidance where the request has it."""
         from saggar.engine.models import common
 
-        if "uncond" not in predictions:
-            return predictions["cond"]
-        return common.guide(predictions["cond"], predictions["uncond"], state.params.true_cfg_scale)
+        return common.guided(predictions, state.params.true_cfg_scale)
 
     def _first_latents(self, state: State) -> None:
         from saggar.engine.models import common
 
         params, config = state.params, self._pipe.scheduler.config
         text = state.conditioning["cond"]["text"]
-        state.generators = common.generators(state.request)
-        state.latents, image_ids = self._pipe.prepare_latents(
-            state.request.num_outputs,
-            self._pipe.transformer.config.in_channels // 4,
-            params.height,
-            params.width,
-            text.dtype,
-            self._placement.device,
-            state.generators,
-        )
+        state.latents, image_ids = self.draw_latents(state)
         state.extras = {"text_ids": text.new_zeros(text.shape[1], 3), "image_ids": image_ids}
         steps = params.num_inference_steps
         sigmas = None if config.get("use_flow_sigmas") else np.linspace(1.0, 1 / steps, steps)
@@ -147,16 +115,3 @@ class Flux(TorchFamily[FluxParams]):
             sigmas=sigmas,
             mu=common.calculate_shift(state.latents.shape[1], config),
         )
-
-    def images(self, state: State) -> torch.Tensor:
-        """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]."""
-        from saggar.engine.models import common
-
-        assert state.latents is not None
-        cell = 2 * self._pipe.vae_scale_factor
-        return common.unpack_cells(state.latents, state.params.height // cell, state.params.width // cell)
-
-
-def _branches(params: FluxParams, request: Request) -> tuple[str, ...]:
-    guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
-    return ("cond", "uncond") if guided else ("cond",)

@@ -18,17 +18,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
+from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
-from saggar.engine.params import Narrowing
+from saggar.engine.models.torch_family import per_text
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
     import torch
-DEFAULT_LATENT = 128
-"""The pipelines' default size in latent pixels, whatever the checkpoint."""
-LARGEST_LATENT = 512
 
 
 @dataclass(frozen=True)
@@ -47,27 +44,14 @@ Rows = Sequence[Row["torch.Tensor", Flux2Params, Any]]
 
 
 @serves("Flux2Pipeline")
-class Flux2(TorchFamily[Flux2Params]):
+class Flux2(PackedFamily[Flux2Params]):
     """dev."""
 
     name = "flux2"
     pipeline = "Flux2Pipeline"
     Params = Flux2Params
-    batch_fields = ("height", "width", "max_sequence_length")
     # The checkpoint's processor reads images too, for which it needs torchvision; texts need its tokenizer alone.
     loaded_as: ClassVar[Mapping[str, str]] = {"tokenizer": "AutoTokenizer"}
-
-    def narrowing(self) -> Narrowing:
-        """The grid is one patch of 2×2 latent pixels."""
-        factor = vae_factor(self.checkpoint.config("vae"))
-        size = {
-            "default": DEFAULT_LATENT * factor,
-            "minimum": 2 * factor,
-            "maximum": LARGEST_LATENT * factor,
-            "multipleOf": 2 * factor,
-        }
-        text = text_length(self.checkpoint, "tokenizer", Flux2Params.max_sequence_length)
-        return {"height": size, "width": size, "max_sequence_length": text}
 
     def preprocess(self, request: Request) -> Request:
         """The pipelines take no negative prompt; an empty one changes nothing."""
@@ -75,14 +59,7 @@ class Flux2(TorchFamily[Flux2Params]):
             raise InvalidRequest("negative_prompt", "this model takes none", "no negative prompt")
         return request
 
-    def cost(self, request: Request) -> int:
-        """Image and text tokens of each row and branch."""
-        params = Flux2Params(**request.params)  # type: ignore[arg-type]
-        cell = 2 * vae_factor(self.checkpoint.config("vae"))
-        tokens = (params.height // cell) * (params.width // cell) + params.max_sequence_length
-        return request.rows * len(self.branches_of(params)) * tokens
-
-    def branches_of(self, params: Flux2Params) -> tuple[str, ...]:
+    def branches_of(self, params: Flux2Params, request: Request) -> tuple[str, ...]:
         """One forward: guidance is a number that the transformer reads."""
         return ("cond",)
 
@@ -106,10 +83,6 @@ class Flux2(TorchFamily[Flux2Params]):
         for state in states:
             self._first_latents(state)
 
-    def branches(self, state: State) -> tuple[str, ...]:
-        """As the checkpoint's form of guidance needs."""
-        return self.branches_of(state.params)
-
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """Velocity [rows, tokens, channels × 4]."""
         from saggar.engine.models import common
@@ -130,25 +103,14 @@ class Flux2(TorchFamily[Flux2Params]):
         """True guidance where the request has it."""
         from saggar.engine.models import common
 
-        if "uncond" not in predictions:
-            return predictions["cond"]
-        return common.guide(predictions["cond"], predictions["uncond"], state.params.guidance_scale)
+        return common.guided(predictions, state.params.guidance_scale)
 
     def _first_latents(self, state: State) -> None:
         from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
         from saggar.engine.models import common
 
-        params, steps = state.params, state.params.num_inference_steps
-        state.generators = common.generators(state.request)
-        state.latents, image_ids = self._pipe.prepare_latents(
-            state.request.num_outputs,
-            self._pipe.transformer.config.in_channels // 4,
-            params.height,
-            params.width,
-            state.conditioning["cond"]["text"].dtype,
-            self._placement.device,
-            state.generators,
-        )
+        steps = state.params.num_inference_steps
+        state.latents, image_ids = self.draw_latents(state)
         assert state.latents is not None
         state.extras = {"image_ids": image_ids}
         flow = self._pipe.scheduler.config.get("use_flow_sigmas")
@@ -162,17 +124,10 @@ class Flux2(TorchFamily[Flux2Params]):
 
     def images(self, state: State) -> torch.Tensor:
         """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]; the VAE has normalised each of the c·4 by itself."""
-        from saggar.engine.models import common
-
         vae, latents = self._pipe.vae, state.latents
         assert latents is not None
         std = (vae.bn.running_var + vae.config.batch_norm_eps).sqrt().to(latents.dtype)
-        cell = 2 * self._pipe.vae_scale_factor
-        return common.unpack_cells(
-            latents * std + vae.bn.running_mean.to(latents.dtype),
-            state.params.height // cell,
-            state.params.width // cell,
-        )
+        return self.unpack(latents * std + vae.bn.running_mean.to(latents.dtype), state.params)
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         """Done by `images`, while the latents are packed."""
@@ -187,7 +142,7 @@ class Flux2Klein(Flux2):
     pipeline = "Flux2KleinPipeline"
     loaded_as: ClassVar[Mapping[str, str]] = {}
 
-    def branches_of(self, params: Flux2Params) -> tuple[str, ...]:
+    def branches_of(self, params: Flux2Params, request: Request) -> tuple[str, ...]:
         """A second forward for guidance above 1, which steps that were distilled do without."""
         guided = params.guidance_scale > 1 and not self.checkpoint.index.get("is_distilled", False)
         return ("cond", "uncond") if guided else ("cond",)

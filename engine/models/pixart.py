@@ -53,7 +53,7 @@ class PixArt(BinnedFamily[PixArtParams]):
     Params = PixArtParams
     bins: ClassVar[Mapping[int, int]] = {32: 256, 64: 512, 128: 1024, 256: 2048}
     grid = 8
-    text = PixArtParams.max_sequence_length
+    usual_text = PixArtParams.max_sequence_length
     largest_latent = 512
 
     def factor(self) -> int:
@@ -79,7 +79,7 @@ class PixArt(BinnedFamily[PixArtParams]):
             self.first_latents(state, like=state.conditioning["cond"]["text"])
 
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
-        """Noise, and with it a deviation if the model learned one, [rows, channels or twice as many, h, w]."""
+        """Noise, and with it the variance if the model learned one, [rows, channels or twice as many, h, w]."""
         from saggar.engine.models import common
 
         latents = common.pack_scaled_latents(rows)

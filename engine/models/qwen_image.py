@@ -16,18 +16,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import LoadError
+from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, text_length, vae_factor
-from saggar.engine.params import Narrowing
 from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
     import torch
-DEFAULT_LATENT = 128
-"""The pipeline's default size in latent pixels, whatever the checkpoint."""
-LARGEST_LATENT = 512
 LONGEST_TEXT = 1024
 """In tokens; the pipeline refuses more."""
 
@@ -52,32 +48,19 @@ Rows = Sequence[Row["torch.Tensor", QwenImageParams, Any]]
 
 
 @serves("QwenImagePipeline")
-class QwenImage(TorchFamily[QwenImageParams]):
+class QwenImage(PackedFamily[QwenImageParams]):
     """See the module."""
 
     name = "qwen-image"
     pipeline = "QwenImagePipeline"
     Params = QwenImageParams
     batch_fields = ("height", "width")
+    longest_text = LONGEST_TEXT
 
-    def narrowing(self) -> Narrowing:
-        """The grid is one patch of 2×2 latent pixels."""
-        factor = vae_factor(self.checkpoint.config("vae"))
-        size = {
-            "default": DEFAULT_LATENT * factor,
-            "minimum": 2 * factor,
-            "maximum": LARGEST_LATENT * factor,
-            "multipleOf": 2 * factor,
-        }
-        text = text_length(self.checkpoint, "tokenizer", QwenImageParams.max_sequence_length, LONGEST_TEXT)
-        return {"height": size, "width": size, "max_sequence_length": text}
-
-    def cost(self, request: Request) -> int:
-        """Image tokens and at most as many text tokens as are allowed, of each row and branch."""
-        params = QwenImageParams(**request.params)  # type: ignore[arg-type]
-        cell = 2 * vae_factor(self.checkpoint.config("vae"))
-        tokens = (params.height // cell) * (params.width // cell) + params.max_sequence_length
-        return request.rows * len(_branches(params, request)) * tokens
+    def branches_of(self, params: QwenImageParams, request: Request) -> tuple[str, ...]:
+        """A second forward only for true guidance."""
+        guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
+        return ("cond", "uncond") if guided else ("cond",)
 
     def load(self, placement: Placement) -> None:
         """LoadError: a transformer with distilled guidance."""
@@ -93,10 +76,6 @@ class QwenImage(TorchFamily[QwenImageParams]):
         for state in states:
             self._first_latents(state)
 
-    def branches(self, state: State) -> tuple[str, ...]:
-        """A second forward only for true guidance."""
-        return _branches(state.params, state.request)
-
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """Velocity [rows, tokens, channels × 4]."""
         from saggar.engine.models import common
@@ -108,7 +87,7 @@ class QwenImage(TorchFamily[QwenImageParams]):
             timestep=common.pack_timesteps(rows, latents).to(latents.dtype) / 1000,
             encoder_hidden_states=text,
             encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, *self._cells(row.state.params))] for row in rows],
+            img_shapes=[[(1, *self.cells(row.state.params))] for row in rows],
             return_dict=False,
         )[0]
         return velocity
@@ -135,17 +114,8 @@ class QwenImage(TorchFamily[QwenImageParams]):
     def _first_latents(self, state: State) -> None:
         from saggar.engine.models import common
 
-        params, steps = state.params, state.params.num_inference_steps
-        state.generators = common.generators(state.request)
-        state.latents = self._pipe.prepare_latents(
-            state.request.num_outputs,
-            self._pipe.transformer.config.in_channels // 4,
-            params.height,
-            params.width,
-            state.conditioning["cond"]["text"].dtype,
-            self._placement.device,
-            state.generators,
-        )
+        steps = state.params.num_inference_steps
+        state.latents = self.draw_latents(state)
         assert state.latents is not None
         common.set_timesteps(
             state,
@@ -154,13 +124,6 @@ class QwenImage(TorchFamily[QwenImageParams]):
             sigmas=np.linspace(1.0, 1 / steps, steps),
             mu=common.calculate_shift(state.latents.shape[1], self._pipe.scheduler.config),
         )
-
-    def images(self, state: State) -> torch.Tensor:
-        """Packed latents [n, h·w, c·4] to [n, c, 2h, 2w]."""
-        from saggar.engine.models import common
-
-        assert state.latents is not None
-        return common.unpack_cells(state.latents, *self._cells(state.params))
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         """Each channel has its own scale."""
@@ -174,13 +137,3 @@ class QwenImage(TorchFamily[QwenImageParams]):
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """By a VAE of videos, as one frame."""
         return super().decode(latents.unsqueeze(2))[:, :, 0]
-
-    def _cells(self, params: QwenImageParams) -> tuple[int, int]:
-        """The image's height and width in tokens."""
-        cell = 2 * self._pipe.vae_scale_factor
-        return params.height // cell, params.width // cell
-
-
-def _branches(params: QwenImageParams, request: Request) -> tuple[str, ...]:
-    guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
-    return ("cond", "uncond") if guided else ("cond",)

@@ -69,7 +69,7 @@ class Sana(BinnedFamily[SanaParams]):
     Params = SanaParams
     bins: ClassVar[Mapping[int, int]] = {16: 512, 32: 1024, 64: 2048, 128: 4096}
     grid = 32
-    text = SanaParams.max_sequence_length
+    usual_text = SanaParams.max_sequence_length
     largest_latent = 256
     default_size = SanaParams.height
 

@@ -108,9 +108,7 @@ class SD3(TorchFamily[SD3Params]):
         """Guidance where the request has it."""
         from saggar.engine.models import common
 
-        if "uncond" not in predictions:
-            return predictions["cond"]
-        return common.guide(predictions["cond"], predictions["uncond"], state.params.guidance_scale)
+        return common.guided(predictions, state.params.guidance_scale)
 
     def _first_latents(self, state: State, dtype: torch.dtype) -> None:
         from saggar.engine.models import common

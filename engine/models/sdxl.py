@@ -152,15 +152,14 @@ class SDXL(TorchFamily[SDXLParams]):
         common.step(state, noise, eta=state.params.eta)
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
-        """By mean and deviation of each channel where the VAE has them."""
+        """By mean and standard deviation of each channel where the VAE has them."""
         vae = self._pipe.vae
         scaled: torch.Tensor = latents.to(vae.dtype) / vae.config.scaling_factor
-        mean, deviation = (vae.config.get(name) for name in ("latents_mean", "latents_std"))
-        if mean is None or deviation is None:
+        mean, std = (vae.config.get(name) for name in ("latents_mean", "latents_std"))
+        if mean is None or std is None:
             return scaled
-        return scaled * scaled.new_tensor(deviation).view(1, -1, 1, 1) + scaled.new_tensor(mean).view(
-            1, -1, 1, 1
-        )
+        std, mean = (scaled.new_tensor(values).view(1, -1, 1, 1) for values in (std, mean))
+        return scaled * std + mean
 
     def finish(self, pictures: torch.Tensor, params: SDXLParams) -> torch.Tensor:
         """The invisible watermark, where the pipeline makes one."""
