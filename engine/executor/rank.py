@@ -87,7 +87,7 @@ class Member(Protocol):
 
 class RankProcess:
     """Starts the process. `control` is its end of the channel to the engine, `links` of those to other ranks; they stay
-    open here. `environ`: what it has instead of this process's environment's.
+    open here. `environ`: more of the rank's, where this process's own says nothing else.
     """
 
     def __init__(
