@@ -4,6 +4,7 @@ Comments and indentation are taken out, for a publish batch of kombu's sends the
 message.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,17 @@ def _text(name: str) -> str:
 
 # Put in front of a script of the ledger's, so that ledger and message change in one step.
 LANE_LIB: Final = _text("lib")
+
+
+ALLOW_OOM: Final = "#!lua flags=allow-oom\n"
+"""In front of a script that must work on a server at its memory limit."""
+
+
+def knows_flags(info: Mapping[str, object]) -> bool:
+    """Whether a server understands flags of scripts: Redis 7 and what came of it. `info`: of INFO server, {} where
+    there is none.
+    """
+    return int(str(info.get("redis_version", "0")).partition(".")[0]) >= 7
 
 
 @cache

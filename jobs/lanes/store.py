@@ -5,13 +5,13 @@ requeue or extend changes nothing more and answers the same. Raises redis.RedisE
 """
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from saggar.jobs.lanes.message import LaneMessage, Tag, lane_base
-from saggar.jobs.lanes.script import script
+from saggar.jobs.lanes.script import ALLOW_OOM, knows_flags, script
 
 if TYPE_CHECKING:
     import redis
@@ -132,10 +132,10 @@ class LaneStore:
 
         if self._full_flags is None:
             try:
-                version = str(self.client.info("server").get("redis_version", "0"))
-            except ResponseError:
-                version = "0"
-            self._full_flags = "#!lua flags=allow-oom\n" if int(version.partition(".")[0]) >= 7 else ""
+                info: Mapping[str, object] = self.client.info("server")
+            except ResponseError:  # a stand-in without INFO
+                info = {}
+            self._full_flags = ALLOW_OOM if knows_flags(info) else ""
         return self._full_flags
 
     def put(self, message: LaneMessage) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from saggar.jobs.lanes.script import knows_flags
 from saggar.jobs.ledger.ledger import outcome
-from saggar.jobs.ledger.script import Op, Reply, Scripts, knows_flags
+from saggar.jobs.ledger.script import Op, Reply, Scripts
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -29,7 +30,7 @@ class AsyncRunner:
         if self._known is None:
             try:
                 info = cast("dict[str, object]", await self.client.info("server"))
-            except ResponseError:  # a server that is not one: of unit tests
+            except ResponseError:  # a stand-in without INFO
                 info = {}
             self._known = Scripts(self._settings, knows_flags=knows_flags(info))
         return self._known

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 from uuid import uuid4
 
 from saggar.jobs.cards import ModelCard
+from saggar.jobs.lanes.script import knows_flags
 from saggar.jobs.ledger import parse
 from saggar.jobs.ledger.message import job_message, micros
 from saggar.jobs.ledger.ops import Criteria, Data, EventKind, Ops
-from saggar.jobs.ledger.script import LEDGER_SCRIPTS, Op, Reply, Scripts, knows_flags
+from saggar.jobs.ledger.script import LEDGER_SCRIPTS, Op, Reply, Scripts
 from saggar.jobs.record import JobError, JobRecord, JobResult, State
 from saggar.jobs.schema import Job
 
@@ -47,7 +48,7 @@ class Runner:
         if self._known is None:
             try:
                 info = cast("dict[str, object]", self.client.info("server"))
-            except ResponseError:  # a server that is not one: of unit tests
+            except ResponseError:  # a stand-in without INFO
                 info = {}
             self._known = Scripts(self._settings, knows_flags=knows_flags(info), folder=self._folder)
         return self._known

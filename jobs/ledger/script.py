@@ -7,7 +7,7 @@ record, message and event together. Scripts bear being sent twice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 
 from saggar.jobs.errors import SaggarError
 from saggar.jobs.lanes import LANE_LIB
+from saggar.jobs.lanes.script import ALLOW_OOM
 from saggar.jobs.settings import JobSettings
 
 T_co = TypeVar("T_co", covariant=True)
 Reply = str | int | None | list["Reply"]
 Argument = str | int
 _ADDS = frozenset({"submit", "replace", "open", "extend"})
-_ALLOWED = "#!lua flags=allow-oom\n"
 LEDGER_SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -43,7 +43,7 @@ class Scripts:
     def __init__(
         self, settings: JobSettings, *, knows_flags: bool = False, folder: Path = LEDGER_SCRIPTS
     ) -> None:
-        """`knows_flags`: the server understands a script's flags (`knows_flags` below says so). `folder`: of scripts
+        """`knows_flags`: the server understands a script's flags (lanes.knows_flags says so). `folder`: of scripts
         that stand upon the ledger's own common.lua, with a common.lua beside them."""
         self._settings = settings
         self._knows_flags = knows_flags
@@ -55,7 +55,7 @@ class Scripts:
         bare = self._bare
         if not self._knows_flags:
             return bare
-        return {name: text if name in _ADDS else _ALLOWED + text for name, text in bare.items()}
+        return {name: text if name in _ADDS else ALLOW_OOM + text for name, text in bare.items()}
 
     @cached_property
     def _bare(self) -> dict[str, str]:
@@ -69,11 +69,6 @@ class Scripts:
     def hashes(self) -> dict[str, str]:
         """As EVALSHA wants them."""
         return {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self.texts.items()}  # noqa: S324
-
-
-def knows_flags(info: Mapping[str, object]) -> bool:
-    """Whether a server understands flags of scripts: Redis 7 and what came of it. `info`: of INFO server."""
-    return int(str(info.get("redis_version", "0")).partition(".")[0]) >= 7
 
 
 def _constants(settings: JobSettings) -> str:
