@@ -11,13 +11,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from saggar.jobs.errors import NotRetryable, QueueFull, SaggarError, UnknownJob
 from saggar.jobs.ledger.parse import Submitted
 from saggar.jobs.record import TERMINAL, JobRecord
+from saggar.jobs.runs.contract import Ended, Finisher, KeepAll, Plan, Verdict
 from saggar.jobs.runs.ends import Ends
 from saggar.jobs.runs.ledger import LeaseLost, Letter, RunLedger, Settled
 from saggar.jobs.runs.record import Run
@@ -35,66 +35,6 @@ LOOK_S = 10.0
 """Without news of the window its records are looked at: an event may have been trimmed away."""
 KEPT = 1_000
 """Ended jobs of the run whose records stay, to look at; those before them are forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A job of row `n` that has succeeded: its draw, from 0, and its record."""
-
-    n: int
-    draw: int
-    record: JobRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to make of it. `picks`: what was accepted of the row so far, "" none, None all. `why` of one
-    that failed; `refused`: the gates that refused a picture each."""
-
-    to: Literal["done", "redraw", "rejected", "failed", "again"]
-    picks: str | None = None
-    why: str = ""
-    bytes: int = 0
-    refused: tuple[str, ...] = ()
-
-
-class Plan(Protocol):
-    """The rows of a run, in order, wherever they lie."""
-
-    def rows(self, first: int) -> Iterator[tuple[int, Job]]:
-        """Rows from number `first` on, with the job of each, read as they are wanted."""
-
-
-class Finisher(Protocol):
-    """What happens to results beyond the queue: gates, copies, shards."""
-
-    @property
-    def needs_records(self) -> bool:
-        """Whether records of rows that are done stay until `let_go` is told of them."""
-
-    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
-        """One for each. What is done is where it shall be when this returns."""
-
-    def tend(self, run: Run) -> None:
-        """Called between two looks: may write shards of what is done."""
-
-    def complete(self, run: Run) -> None:
-        """Every row is settled: writes what comes last. May be called again after a crash."""
-
-
-class KeepAll:
-    """Everything is accepted where the worker has put it."""
-
-    needs_records = False
-
-    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
-        return [Verdict("done", bytes=bytes_of(one.record)) for one in ended]
-
-    def tend(self, run: Run) -> None:
-        """There are no shards."""
-
-    def complete(self, run: Run) -> None:
-        """Nothing comes last."""
 
 
 class Controller:
@@ -394,11 +334,6 @@ def redrawn(job: Job, draw: int, stride: int = 0) -> Job:
     return job.model_copy(update={"id": f"{base}-r{draw + 1}", "seed": seed % (MAX_SEED - job.num_outputs)})
 
 
-def bytes_of(record: JobRecord) -> int:
-    """Of all outputs."""
-    return sum(output.bytes for output in record.result.outputs) if record.result else 0
-
-
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Parts of at most `size`."""
     return (items[first : first + size] for first in range(0, len(items), size))
@@ -416,16 +351,3 @@ def _not_made(n: int, record: JobRecord) -> Settled:
     if record.error is not None:
         return Settled(n, record.id, "f", kind=record.error.kind, message=record.error.message[:500])
     return Settled(n, record.id, "f", kind=record.state, message="its deadline passed")
-
-
-__all__ = [
-    "Controller",
-    "Ended",
-    "Finisher",
-    "KeepAll",
-    "Plan",
-    "Verdict",
-    "bytes_of",
-    "chunks",
-    "redrawn",
-]

@@ -11,7 +11,7 @@ from itertools import islice
 from saggar.jobs.client import JobClient
 from saggar.jobs.record import JobRecord
 from saggar.jobs.runs import Controller, Ended, Run, RunSpec, Verdict
-from saggar.jobs.runs.controller import bytes_of
+from saggar.jobs.runs.contract import bytes_of
 from saggar.jobs.schema import Job
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import UnidentifiedImageError
 from saggar.jobs.runs import Ended, RunLedger, RunSpec, Verdict
-from saggar.jobs.runs.controller import bytes_of
+from saggar.jobs.runs.contract import bytes_of
 from saggar.storage.errors import Conflict, NotFound
 from saggar.workers.runs.gates import Candidate, GateError, parse_gates
 from saggar.workers.runs.outputs import Made, Outputs

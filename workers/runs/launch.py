@@ -96,7 +96,7 @@ def register(
     if index is None:
         folder.write_plan(spec, manifest.lines())
     elif run is None:
-        run = _adopt(runs, folder, manifest, index, spec)
+        run = _adopt(runs, folder, index, spec)
     digest = run.digest if run else spec.digest
     if run is not None and digest != spec.digest and extend:
         return _extend(runs, folder, manifest, run, spec)
@@ -126,7 +126,7 @@ def _known(runs: RunLedger, name: str) -> Run | None:
         return None
 
 
-def _adopt(runs: RunLedger, folder: RunFolder, manifest: Manifest, index: RunIndex, spec: RunSpec) -> Run:
+def _adopt(runs: RunLedger, folder: RunFolder, index: RunIndex, spec: RunSpec) -> Run:
     """The target knows the run and this Redis does not: what is whole in the target is done. Of single objects with
     gates nothing is: what was accepted, only the old Redis knew."""
     old = spec.model_copy(update={"digest": index.spec.digest, "planned": index.planned, "detached": False})

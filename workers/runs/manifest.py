@@ -81,10 +81,6 @@ class Manifest:
         """The jobs as JSON, in order."""
         return (text for (text,) in self._db.execute("SELECT job FROM jobs ORDER BY n"))
 
-    def ids(self) -> Iterator[str]:
-        """The jobs' ids, in order."""
-        return (job_id for (job_id,) in self._db.execute("SELECT id FROM jobs ORDER BY n"))
-
     def complaint(self) -> str:
         """All bad rows: a reason a line, with the lines that have it."""
         told = []
@@ -98,25 +94,16 @@ class Manifest:
             told.append(f"... and {rest} more reasons")
         return "\n".join(told)
 
-    def know(self, ids: Iterable[str]) -> None:
-        """Job ids that somebody else has: for `only_new` and `known_first`."""
-        self._db.executemany("INSERT OR IGNORE INTO known VALUES (?)", ((job_id,) for job_id in ids))
-
     def only_new(self, ids: Iterable[str]) -> tuple[int, str]:
         """Drops the jobs that are among these ids of an older plan. How many are left, and the digest of both
         together."""
-        self.know(ids)
+        self._db.executemany("INSERT OR IGNORE INTO known VALUES (?)", ((job_id,) for job_id in ids))
         self._db.execute("DELETE FROM jobs WHERE id IN (SELECT id FROM known)")
         more = self.planned
         hashed = hashlib.sha256()
         for (job_id,) in self._db.execute("SELECT id FROM jobs UNION SELECT id FROM known ORDER BY id"):
             hashed.update(f"{job_id}\n".encode())
         return more, hashed.hexdigest()[:32]
-
-    def letters(self, letter: str) -> str:
-        """For each job in order: this letter when its id is known, else a dot."""
-        found = self._db.execute("SELECT known.id FROM jobs LEFT JOIN known USING (id) ORDER BY n")
-        return "".join(letter if known else "." for (known,) in found)
 
     def close(self) -> None:
         self._db.close()
