@@ -344,26 +344,20 @@ def _client(settings: StorageSettings, endpoint: str | None) -> S3Client:
 def _translated(what: str) -> Iterator[None]:
     """boto3's errors in storage's words."""
     from boto3.exceptions import Boto3Error
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        ConnectionError,
-        HTTPClientError,
-        IncompleteReadError,
-    )
+    from botocore import exceptions as boto
 
     try:
         yield
-    except ClientError as error:
+    except boto.ClientError as error:
         raise _refusal(what, error) from error
-    except (ConnectionError, HTTPClientError, IncompleteReadError) as error:
+    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError) as error:
         raise StorageUnavailable(f"{what}: {error}") from error
     except Boto3Error as error:  # the transfer manager hides the client's error in one of its own
         cause = error.__context__
-        if isinstance(cause, ClientError):
+        if isinstance(cause, boto.ClientError):
             raise _refusal(what, cause) from error
         raise StorageUnavailable(f"{what}: {error}") from error
-    except BotoCoreError as error:
+    except boto.BotoCoreError as error:
         raise StorageRefused(f"{what}: {error}") from error
 
 
