@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -11,7 +12,7 @@ import click
 from saggar.jobs.cards import Cards
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import connect
-from saggar.workers.commands.jobs import open_client, redis_option
+from saggar.workers.commands.jobs import job_settings, redis_option
 from saggar.workers.model_source import fetch_for_people
 
 if TYPE_CHECKING:
@@ -57,17 +58,15 @@ def models(ctx: click.Context, as_json: bool, as_markdown: bool) -> None:
 @redis_option
 def served(redis_url: str | None) -> None:
     """List the models that a cluster's workers have published, and how many serve each now."""
-    with open_client(redis_url) as client:
-        settings = client.settings
-    connection = connect(settings)
-    cards = Cards(connection, settings)
-    if not cards.list():
-        click.echo("no model yet: saggar worker --model ... publishes one once it has loaded", err=True)
-    for card in cards.list():
-        click.echo(
-            f"{card.model:<28} {card.family:<12} {','.join(card.tasks):<8} workers {len(cards.workers_of(card.model))}"
-        )
-    connection.close()
+    settings = job_settings(redis_url)
+    with closing(connect(settings)) as client:
+        cards = Cards(client, settings)
+        found = cards.list()
+        if not found:
+            click.echo("no model yet: saggar worker --model ... publishes one once it has loaded", err=True)
+        for card in found:
+            workers = len(cards.workers_of(card.model))
+            click.echo(f"{card.model:<28} {card.family:<12} {','.join(card.tasks):<8} workers {workers}")
 
 
 @models.command()
@@ -92,7 +91,7 @@ def inspect(model: str, as_json: bool) -> None:
 @click.argument("family")
 @click.argument("folder", type=click.Path(path_type=Path))
 def make_tiny_command(family: str, folder: Path) -> None:
-    """Write a tiny checkpoint with random weights of FAMILY (flux, sd3, noop) to FOLDER: for tests and demos."""
+    """Write a tiny checkpoint with random weights to FOLDER, for tests and demos: FAMILY is flux, sdxl, noop, ..."""
     from saggar.engine.models.tiny import make_tiny
 
     if folder.is_dir() and any(folder.iterdir()):

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
@@ -25,7 +26,6 @@ from saggar.engine.config import DtypeName, EngineConfig, ExecutorKind
 from saggar.engine.engine import Engine
 from saggar.jobs.errors import ConfigError
 from saggar.storage.base import Storage, open_storage
-from saggar.workers.runs.findings import Finding
 from saggar.workers.runs.regenerate import Remade, recorded, remake
 from saggar.workers.runs.samples import Recorded
 from saggar.workers.runs.verify import Verified, survey
@@ -41,7 +41,9 @@ _COLOURS = {"missing": "red", "wrong": "red", "differs": "red", "extra": "yellow
 @click.option(
     "--regenerate", type=click.IntRange(0), default=0, metavar="K", help="Make K samples again and compare."
 )
-@click.option("--model", help="What makes them: a folder or a built-in model.  [default: the recorded name]")
+@click.option(
+    "--model", help="What makes them: a folder, a hub id or a built-in model.  [default: the recorded name]"
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", type=click.Choice(get_args(DtypeName)), default="auto", show_default=True)
 @click.option("--executor", type=click.Choice(get_args(ExecutorKind)), default="multiproc", show_default=True)
@@ -110,8 +112,6 @@ def _regenerate(storage: Storage, report: Verified, config: EngineConfig) -> Ite
 
 
 def _engine(config: EngineConfig, recorded_name: str) -> Engine:
-    from dataclasses import replace
-
     return Engine.make(replace(config, model=config.model or recorded_name))
 
 
@@ -126,7 +126,7 @@ def _show(report: Verified, remade: Sequence[Remade]) -> None:
         console.print(table)
     if len(report.findings) > _SHOWN:
         console.print(f"... and {len(report.findings) - _SHOWN} more; --json has all")
-    console.print(Text(_summary(report, report.findings, remade)), soft_wrap=True)
+    console.print(Text(_summary(report, remade)), soft_wrap=True)
 
 
 def _status(name: str) -> Text:
@@ -139,8 +139,8 @@ def _difference(one: Remade) -> str:
     return f"{one.numerics}" + (f", by {one.levels} of 255 at most, {one.psnr} dB" if one.levels else "")
 
 
-def _summary(report: Verified, findings: Sequence[Finding], remade: Sequence[Remade]) -> str:
-    kinds = [finding.kind for finding in findings]
+def _summary(report: Verified, remade: Sequence[Remade]) -> str:
+    kinds = [finding.kind for finding in report.findings]
     found = ", ".join(
         f"{kinds.count(kind)} {kind}" for kind in ("missing", "wrong", "extra") if kind in kinds
     )
