@@ -358,6 +358,24 @@ def test_what_a_checkpoints_own_settings_say(tmp_path: Path) -> None:
         open_family(str(tmp_path)).validate(Request("a", "x"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ('{"params": 5}', "params: write an object a parameter"),
+        ('{"params": {"height": "large"}}', "params: write an object a parameter"),
+        ('{"limits": ["max_outputs"]}', "limits: write an integer from 1 on for each"),
+        ('{"limits": {"max_outputs": "16"}}', "limits: write an integer from 1 on for each"),
+        ('{"limits": {"max_outputs": 0}}', "limits: write an integer from 1 on for each"),
+        ("[]", "not a JSON object"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused(tmp_path: Path, settings: str, says: str) -> None:
+    make_tiny("noop", tmp_path)
+    (tmp_path / "saggar.json").write_text(settings)
+    with pytest.raises(LoadError, match=says):
+        open_family(str(tmp_path))
+
+
 def test_settings_that_name_no_parameter_are_refused(tmp_path: Path) -> None:
     make_tiny("noop", tmp_path)
     (tmp_path / "saggar.json").write_text('{"params": {"sharpness": {"default": 3}}}')

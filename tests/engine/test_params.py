@@ -61,6 +61,15 @@ def test_a_wrong_value_is_named_with_what_is_allowed(name: str, value: Any, allo
     assert (caught.value.field, caught.value.allowed) == (f"params.{name}", allowed)
 
 
+def test_a_long_value_is_not_repeated_for_it_may_be_a_prompt() -> None:
+    secret = "a portrait of somebody who would not like to be named"
+    for name in ("layers", "kind", "size"):
+        with pytest.raises(InvalidRequest) as caught:
+            check_params({"size": 16, name: secret}, SCHEMA)
+        assert secret not in str(caught.value)
+        assert f"a str of {len(secret) + 2} characters" in str(caught.value)
+
+
 def test_what_is_required_must_be_there() -> None:
     with pytest.raises(InvalidRequest, match=r"params\.size: is required"):
         check_params({}, SCHEMA)
