@@ -14,6 +14,8 @@ from saggar.engine import Engine, EngineEvent, Output, Request
 from saggar.engine.models.noop import colour
 from saggar.engine.worker.extension import Extension
 
+from tests.support.wait import until as eventually
+
 
 def noop(name: str, **fields: Any) -> Request:
     """A request of the no-op family: params by name, other fields of Request too."""
@@ -29,14 +31,6 @@ def check_noop(request: Request, output: Output) -> None:
     for seed, picture in zip(output.seeds, output.arrays, strict=True):
         assert picture.dtype == np.uint8
         assert (picture == colour(request.prompt, seed).astype(np.uint8)).all()
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    """Wait until the condition holds; AssertionError after the timeout."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 class Recorder:

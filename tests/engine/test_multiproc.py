@@ -88,7 +88,7 @@ def test_a_ranks_death_is_told_and_made_good(engine: Engine, how: signal.Signals
     assert started.wait(20)
     (before,) = engine.health().pids
     os.kill(before, how)
-    eventually(lambda: not engine.health().ok, timeout=2)
+    eventually(lambda: not engine.health().ok, timeout_s=2)
     assert f"killed by {how.name}" in engine.health().reason
     for handle in (running, waiting):
         check_noop(noop(handle.id), handle.result(20))
@@ -101,7 +101,7 @@ def test_a_death_between_requests_is_made_good_without_a_request(engine: Engine)
     room = threading.Event()
     engine.on_room(room.set)
     os.kill(engine.health().pids[0], signal.SIGKILL)
-    eventually(lambda: not engine.health().ok, timeout=2)
+    eventually(lambda: not engine.health().ok, timeout_s=2)
     assert room.wait(20)
     assert engine.room().seats == engine.config.max_batch
     check_noop(noop("b"), engine.submit(noop("b")).result(20))

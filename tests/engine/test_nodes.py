@@ -174,7 +174,7 @@ def test_a_node_that_dies_ends_the_group_until_it_is_back(site: Site) -> None:
     before = engine.health().pids
     handle, waiting = running(engine)
     site.agents[0].kill()
-    eventually(lambda: not engine.health().ok, timeout=3)
+    eventually(lambda: not engine.health().ok, timeout_s=3)
     eventually(lambda: not any(alive(pid) for pid in before))
     assert "node 1 is lost" in engine.health().reason
     assert not engine.health().over
@@ -225,7 +225,7 @@ def test_an_agent_that_is_told_to_end_ends_its_ranks(site: Site) -> None:
     site.agents[0].terminate()
     assert site.agents[0].wait(20) == 0
     assert not alive(rank)
-    eventually(lambda: not engine.health().ok, timeout=3)
+    eventually(lambda: not engine.health().ok, timeout_s=3)
 
 
 @pytest.mark.procs

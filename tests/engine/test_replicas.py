@@ -79,7 +79,7 @@ def test_one_that_is_killed_does_not_stop_the_others(start: Callable[..., Engine
     handles = occupy(engine, names)
     before = engine.health().pids
     os.kill(before[0], signal.SIGKILL)
-    eventually(lambda: "SIGKILL" in engine.health().reason, timeout=2)
+    eventually(lambda: "SIGKILL" in engine.health().reason, timeout_s=2)
     assert engine.health().ok
     assert engine.room().seats > 0
     for name, handle in handles.items():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,15 +27,9 @@ from saggar.jobs.ledger import Started
 from saggar.workers.servers import RedisServer
 
 from tests.jobs.samples import event_kinds, lane_messages, make_job, make_result, submit
+from tests.support.wait import until
 
 pytestmark = pytest.mark.e2e
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    until = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def execute(settings: JobSettings, job_id: str) -> None:
@@ -154,7 +146,7 @@ def test_deadlines_pass_on_the_servers_clock(real_ledger: Ledger, real: redis.Re
     real_ledger.start("runs", "w")
     assert real_ledger.progress("runs", 1, 0, 4) == "go"
     real.zrem("saggar:deadlines", "unswept")
-    eventually(lambda: real_ledger.expire_due() == 2)
+    until(lambda: real_ledger.expire_due() == 2)
     record = real_ledger.get("waits")
     assert record is not None
     assert record.state == "expired"
@@ -183,8 +175,8 @@ def test_records_and_results_expire(redis_url: str) -> None:
         submit(ledger, make_job(id="j", run="r"))
         ledger.cancel("j")
         assert 0 < client.pttl("saggar:job:j") <= 1_000 + 86_400_000
-        eventually(lambda: not client.exists("celery-task-meta-j", "saggar:events:run:r"))
-        eventually(lambda: ledger.prune() == 1)
+        until(lambda: not client.exists("celery-task-meta-j", "saggar:events:run:r"))
+        until(lambda: ledger.prune() == 1)
         assert ledger.get("j") is None
         assert not client.keys("saggar:[^g]*")  # nothing is left but the lane's message, which says "unknown"
 
@@ -249,7 +241,7 @@ def test_submits_through_a_crash_are_made_once(tmp_path: Path) -> None:
         crasher.start()
         for i in range(300):
             job = make_job(id=f"j{i}", allow_unserved=True)
-            eventually(lambda job=job: answered(client, job))
+            until(lambda job=job: answered(client, job))
             if i == 100:
                 enough.set()
         crasher.join(30)
@@ -281,7 +273,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     command = [find_binary(), "--port", "0", "--unixsocket", str(path), "--dir", str(tmp_path), "--save", ""]
     with subprocess.Popen([*command, "--requirepass", "pw"], stdout=subprocess.DEVNULL) as process:
         try:
-            eventually(path.exists)
+            until(path.exists)
             with JobClient(f"unix://:pw@{path}?db=2") as client:
                 assert client.submit(make_job(allow_unserved=True)).created
         finally:

@@ -6,27 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 from saggar.jobs.cards import Cards
 from saggar.jobs.record import JobRecord
 from saggar.jobs.settings import JobSettings, connect
 
-T = TypeVar("T")
-
-
-def until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition") -> T:
-    """The condition's first true value; AssertionError once the time is over."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
-        time.sleep(0.02)
-    return value
+from tests.support.wait import until as until  # noqa: PLC0414  (passed on)
 
 
 def noop_model(folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 import redis
@@ -12,6 +11,7 @@ from saggar.jobs.lanes import Lanes, LaneSettings, LaneStore, celery_message
 from saggar.jobs.lanes.store import Outcome
 
 from tests.jobs.lanes.invariants import snapshot
+from tests.support.wait import until
 
 pytestmark = pytest.mark.e2e
 LANE = "gen.m"
@@ -27,15 +27,6 @@ def store(redis_url):
 def put(store, *ids, key="k"):
     for id_ in ids:
         store.put(celery_message("t", id_, LANE, priority_class=2, batch_key=key, rows=1))
-
-
-def until(condition, deadline_s=20.0):
-    """Polls, and returns the seconds it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < deadline_s, "not in time"
-        time.sleep(0.05)
-    return time.monotonic() - start
 
 
 def server_us(store):

@@ -16,6 +16,7 @@ import redis
 from saggar.jobs.lanes import LaneSettings, LaneStore, celery_message
 
 from tests.jobs.lanes.invariants import snapshot
+from tests.support.wait import until
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[3]
@@ -103,14 +104,6 @@ def app(redis_url, monkeypatch):
 
     yield worker_app
     worker_app.app.close()
-
-
-def until(condition, deadline_s=30.0):
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < deadline_s, "not in time"
-        time.sleep(0.05)
-    return time.monotonic() - start
 
 
 def test_what_celery_users_expect(farm, app):
