@@ -28,18 +28,8 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
-_SUPPORT = {
-    "base",
-    "binned",
-    "capabilities",
-    "common",
-    "inspection",
-    "packages",
-    "registry",
-    "state",
-    "torch_family",
-}
-"""Modules beside the families'; `common` imports torch. Sub-packages hold no families."""
+_WITH_TORCH = {"common"}
+"""Modules here that the engine's process must not import. Sub-packages hold no families."""
 
 
 def serves(*class_names: str) -> Callable[[_F], _F]:
@@ -109,7 +99,7 @@ def installed() -> list[str]:
 @cache
 def _import_all() -> None:
     for module in pkgutil.iter_modules(saggar.engine.models.__path__):
-        if not module.ispkg and module.name not in _SUPPORT:
+        if not module.ispkg and module.name not in _WITH_TORCH:
             importlib.import_module(f"{saggar.engine.models.__name__}.{module.name}")
     import_plugins()
 
