@@ -136,6 +136,11 @@ def open_storage(url: str, settings: StorageSettings | None = None) -> Storage:
     if not url:
         raise StorageConfigError("an empty storage URL; give s3://bucket/prefix or a folder")
     scheme, separator, rest = url.partition("://")
+    if separator and "@" in rest.partition("/")[0]:
+        raise StorageConfigError(
+            f"{scheme}://...: a storage URL holds no user and no password: S3's credentials are boto3's own "
+            "(environment, file, role)"
+        )
     if not separator or scheme == "file":
         from saggar.storage.local import LocalStorage
 

@@ -82,7 +82,8 @@ def resolve(model: str) -> Path:
     if model in installed():
         return ASSETS / model.removeprefix(f"{NAMESPACE}/")
     if "://" in model:
-        raise Unsupported(f"{model}: the engine loads from folders: `saggar worker` fetches from S3 first")
+        named = model if "@" not in model else f"{model.partition('://')[0]}://..."  # it may hold a password
+        raise Unsupported(f"{named}: the engine loads from folders: `saggar worker` fetches from S3 first")
     if split_id(model) and not model.startswith(f"{NAMESPACE}/"):
         return fetch(model)
     known = ", ".join(installed()) or "none installed"

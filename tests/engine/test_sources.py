@@ -214,3 +214,5 @@ def test_the_ranks_are_given_the_folder_that_the_engine_found(
 def test_the_engine_itself_fetches_nothing_from_s3() -> None:
     with pytest.raises(Unsupported, match=r"s3://bucket/x: the engine loads from folders: `saggar worker`"):
         open_family("s3://bucket/x")
+    with pytest.raises(Unsupported, match=r"^https://\.\.\.: the engine loads from folders"):
+        open_family("https://key:hunter2@host/model")

@@ -107,6 +107,15 @@ def test_wrong_urls_are_one_clear_error(url: str) -> None:
         open_storage(url, StorageSettings())
 
 
+@pytest.mark.parametrize(
+    "url", ["s3://key:hunter2@bucket/x", "https://key:hunter2@host/bucket", "file://a:hunter2@b/c"]
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(StorageConfigError, match="holds no user and no password") as caught:
+        open_storage(url, StorageSettings())
+    assert "hunter2" not in str(caught.value)
+
+
 def test_urls_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
