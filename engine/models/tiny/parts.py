@@ -27,22 +27,22 @@ _PAIRS = "e▁s▁d▁t▁,▁thineranreontiorenatalesarde"
 
 
 def vae(**config: Any) -> Any:
-    """A KL autoencoder, 4 pixels a latent pixel, without quantisation layers."""
+    """A KL autoencoder, 4 pixels a latent pixel, without quantisation layers; `config` replaces words of that."""
     from diffusers import AutoencoderKL
 
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(8, 8, 16),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        scaling_factor=1.5,
-        shift_factor=0.06,
-        **config,
-    )
+    usual: dict[str, Any] = {
+        "down_block_types": ("DownEncoderBlock2D",) * 3,
+        "up_block_types": ("UpDecoderBlock2D",) * 3,
+        "block_out_channels": (8, 8, 16),
+        "layers_per_block": 1,
+        "latent_channels": 4,
+        "norm_num_groups": 4,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "scaling_factor": 1.5,
+        "shift_factor": 0.06,
+    }
+    return AutoencoderKL(**(usual | config))
 
 
 def video_vae() -> Any:
