@@ -132,9 +132,10 @@ def check(it: Storm) -> None:
     assert is_clean(storage)
     assert json.loads(storage.get(f"_runs/{NAME}/_SUCCESS"))["done"] == it.rows
     records = it.site.client.list(run=NAME, state="succeeded", limit=1000).records
-    twice = sum(record.attempt - 1 for record in records)
-    print(f"{it.rows} rows, {twice} attempts more than jobs, {it.in_flight} in flight at the kills")
-    assert twice <= it.in_flight, f"{twice} attempts more than jobs, {it.in_flight} were in flight"
+    # A job whose worker died executing it is taken up twice: once to be put aside for a moment, once to be made.
+    twice = sum(record.attempt - 1 - record.suspicions for record in records)
+    print(f"{it.rows} rows: {twice} were begun once more, {it.in_flight} were in flight at the kills")
+    assert twice <= it.in_flight
     storage.close()
 
 
