@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from saggar.engine.choices import Choice, checked
 from saggar.engine.degrees import Degrees, refuse
 from saggar.engine.errors import Unsupported
 from saggar.engine.request import ParamValue
@@ -104,6 +105,7 @@ class EngineConfig:
     prompt_cache_mb: memory of each rank's device that may hold encoded prompts, 0 for none.
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     ulysses, ring: ranks that share each sequence, by heads and by chunks of keys; the product of both shares it.
+    attention: the kernel of each role, of a category (`self`, `cross`) or `default`; the rest is the platform's.
     cfg: ranks that share the branches of guidance, or the rows where there are none.
     ranks: processes that carry out each batch together, `multiproc` only; 0: as many as the degrees make. Without
     any degree all ranks do the same, which is for families without torch.
@@ -132,6 +134,7 @@ class EngineConfig:
     threads: int | None = None
     prompt_cache_mb: int = 256
     worker_extension: str | None = None
+    attention: Mapping[str, Choice | str] = field(default_factory=dict)
     ulysses: int = 1
     ring: int = 1
     cfg: int = 1
@@ -161,12 +164,18 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise Unsupported(f"{name} must be at least 1 or None, not {value}")
+        checked(self.attention)
         self.degrees.check_ranks(self.ranks)
         if self.ranks > 1 and self.executor == "local":
             raise refuse(f"the local executor has one rank, not {self.ranks}")
         self._check_nodes()
         if not self.ageing_s > 0:
             raise Unsupported(f"ageing_s must be above 0, not {self.ageing_s}")
+
+    @property
+    def kernels(self) -> Mapping[str, Choice]:
+        """`attention` with all choices in full."""
+        return checked(self.attention)
 
     @property
     def degrees(self) -> Degrees:

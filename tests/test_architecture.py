@@ -40,7 +40,7 @@ FORBIDDEN = {
     "workers": set[str](),
 }
 FLOORS = [
-    {"request", "config", "errors", "degrees", "params", "batch_key", "platform"},
+    {"request", "config", "errors", "choices", "degrees", "params", "batch_key", "platform"},
     {"sched", "parallel.mesh"},
     {"attention"},
     {"parallel", "cache", "memory"},
@@ -197,7 +197,9 @@ def _is_cuda(node: ast.Attribute) -> bool:
     return node.attr == "cuda" and isinstance(node.value, ast.Name) and node.value.id == "torch"
 
 
-@pytest.mark.parametrize("part", ["request", "config", "degrees", "errors", "params", "batch_key", "sched"])
+@pytest.mark.parametrize(
+    "part", ["request", "config", "choices", "degrees", "errors", "params", "batch_key", "sched"]
+)
 def test_the_lower_floors_never_import_torch(part: str) -> None:
     paths = [
         path

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import redis
+from saggar.engine.choices import parse_attention
 from saggar.engine.config import EngineConfig, Nodes
 from saggar.engine.engine import Engine
 from saggar.engine.errors import EngineError, LoadError, Unsupported
@@ -229,6 +230,7 @@ def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
         dtype=settings.dtype,
         executor=settings.executor,
         ranks=settings.ranks,
+        attention=parse_attention(settings.attention),
         ulysses=settings.ulysses,
         ring=settings.ring,
         cfg=settings.cfg,

@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "SAGGAR_DEVICE": "device",
     "SAGGAR_DTYPE": "dtype",
     "SAGGAR_EXECUTOR": "executor",
+    "SAGGAR_ATTENTION": "attention",
     "SAGGAR_RANKS": "ranks",
     "SAGGAR_ULYSSES": "ulysses",
     "SAGGAR_RING": "ring",
@@ -66,6 +67,7 @@ class WorkerSettings(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     executor: Literal["multiproc", "local"] = "multiproc"
+    attention: str = Field("", description="kernels by role, such as self=cudnn,cross=torch_sdpa")
     ranks: int = Field(
         0, ge=0, description="processes of all nodes that carry out each batch; 0: what the next three make"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import ValidationError
 from saggar.engine.batch_key import canonical_key
@@ -19,11 +19,13 @@ from saggar.engine.errors import InvalidRequest
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
+from saggar.engine.parallel.plans import SequencePlan
 from saggar.engine.params import Narrowing, check_params, schema_of, shown
 from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, ParamValue, Request
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from saggar.engine.platform.base import Placement
 
 LIMITS = {"max_prompt_chars": 20_000, "max_outputs": 64}
@@ -39,6 +41,10 @@ class Family(ABC, Generic[T, P, S]):
     tasks: ClassVar[tuple[str, ...]] = ("t2i",)
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
+    sequence_plan: ClassVar[SequencePlan | None] = None
+    """How ranks share one sequence; without it they cannot."""
+    masks: ClassVar[Mapping[str, Literal["none", "keys", "any"]]] = {}
+    """What masks the attention sites of a role get, where they get any."""
     spreads: ClassVar[bool] = True
     """Ranks can share its steps."""
     step_batching: ClassVar[bool] = True
@@ -155,6 +161,10 @@ class Family(ABC, Generic[T, P, S]):
     @abstractmethod
     def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> list[list[np.ndarray]]:
         """Finished latents to pictures: for each request one H×W×3 array an output."""
+
+    def denoisers(self) -> Mapping[str, torch.nn.Module]:
+        """The loaded modules whose attention and sharing are set from outside, by name."""
+        return {}
 
     def probe(self) -> dict[str, str]:
         """What two ranks that loaded the same checkpoint must find alike, by name: digests of tokens, of noise."""

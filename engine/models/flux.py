@@ -18,6 +18,7 @@ from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import per_text
+from saggar.engine.parallel.plans import SequencePlan
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ class Flux(PackedFamily[FluxParams]):
     pipeline = "FluxPipeline"
     Params = FluxParams
     tokenizer = "tokenizer_2"
+    sequence_plan = SequencePlan(
+        {
+            "transformer_blocks.*.attn": ("text", "image"),
+            "single_transformer_blocks.*.attn": ("text", "image"),
+        },
+        theirs=True,
+    )
 
     def branches_of(self, params: FluxParams, request: Request) -> tuple[str, ...]:
         """A second forward only for true guidance."""

@@ -22,6 +22,7 @@ from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import per_text
+from saggar.engine.parallel.plans import SequencePlan
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
@@ -50,6 +51,13 @@ class Flux2(PackedFamily[Flux2Params]):
     name = "flux2"
     pipeline = "Flux2Pipeline"
     Params = Flux2Params
+    sequence_plan = SequencePlan(
+        {
+            "transformer_blocks.*.attn": ("text", "image"),
+            "single_transformer_blocks.*.attn": ("text", "image"),
+        },
+        theirs=True,
+    )
     # The checkpoint's processor reads images too, for which it needs torchvision; texts need its tokenizer alone.
     loaded_as: ClassVar[Mapping[str, str]] = {"tokenizer": "AutoTokenizer"}
 

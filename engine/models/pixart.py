@@ -18,6 +18,7 @@ from saggar.engine.models.binned import BinnedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import per_text, vae_factor
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,12 @@ class PixArt(BinnedFamily[PixArtParams]):
     pipeline = "PixArtSigmaPipeline"
     Params = PixArtParams
     bins: ClassVar[Mapping[int, int]] = {32: 256, 64: 512, 128: 1024, 256: 2048}
+    sequence_plan = SequencePlan(
+        {"transformer_blocks.*.attn1": ("image",), "transformer_blocks.*.attn2": ()},
+        splits={"transformer_blocks.0": {"hidden_states": Split(1, stream="image")}},
+        gathers={"proj_out": Gather(1)},
+    )
+    masks: ClassVar = {"cross": "any"}
     grid = 8
     usual_text = PixArtParams.max_sequence_length
     largest_latent = 512

@@ -9,7 +9,7 @@ packed: [outputs, tokens, channels × 4]. Edits and layers are other pipelines; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -19,6 +19,7 @@ from saggar.engine.errors import LoadError
 from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
+from saggar.engine.parallel.plans import SequencePlan
 from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
@@ -54,6 +55,8 @@ class QwenImage(PackedFamily[QwenImageParams]):
     name = "qwen-image"
     pipeline = "QwenImagePipeline"
     Params = QwenImageParams
+    sequence_plan = SequencePlan({"transformer_blocks.*.attn": ("text", "image")}, theirs=True)
+    masks: ClassVar = {"joint": "keys"}
     batch_fields = ("height", "width")
     longest_text = LONGEST_TEXT
 

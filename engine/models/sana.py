@@ -68,6 +68,7 @@ class Sana(BinnedFamily[SanaParams]):
     pipeline = "SanaPipeline"
     Params = SanaParams
     bins: ClassVar[Mapping[int, int]] = {16: 512, 32: 1024, 64: 2048, 128: 4096}
+    masks: ClassVar = {"cross": "any"}
     grid = 32
     usual_text = SanaParams.max_sequence_length
     largest_latent = 256

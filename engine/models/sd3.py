@@ -16,6 +16,7 @@ from saggar.engine.cache.prompt import Encoded
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -45,6 +46,16 @@ class SD3(TorchFamily[SD3Params]):
     name = "sd3"
     pipeline = "StableDiffusion3Pipeline"
     Params = SD3Params
+    sequence_plan = SequencePlan(
+        {"transformer_blocks.*.attn": ("image", "text"), "transformer_blocks.*.attn2": ("image",)},
+        splits={
+            "transformer_blocks.0": {
+                "hidden_states": Split(1, stream="image"),
+                "encoder_hidden_states": Split(1, stream="text"),
+            }
+        },
+        gathers={"proj_out": Gather(1)},
+    )
     batch_fields = ("height", "width", "max_sequence_length")
 
     def narrowing(self) -> Narrowing:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
+_DENOISERS = ("transformer", "transformer_2", "unet")
 
 
 class TorchFamily(Family["torch.Tensor", P, Any]):
@@ -56,6 +57,11 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         from saggar.engine.models.common import join
 
         return join(pieces)
+
+    def denoisers(self) -> Mapping[str, torch.nn.Module]:
+        """The pipeline's transformers, or its UNet."""
+        found = {name: getattr(self._pipe, name, None) for name in _DENOISERS}
+        return {name: module for name, module in found.items() if module is not None}
 
     def probe(self) -> dict[str, str]:
         """Tokens of a probe prompt, and the first noise of a seed."""

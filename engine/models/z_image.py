@@ -8,7 +8,7 @@ each forward to its longest row, so a batch of unlike sizes costs as much as one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +17,7 @@ from saggar.engine.cache.prompt import Encoded
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, vae_factor
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -56,6 +57,19 @@ class ZImage(TorchFamily[ZImageParams]):
     name = "z-image"
     pipeline = "ZImagePipeline"
     Params = ZImageParams
+    sequence_plan = SequencePlan(
+        {
+            "layers.*.attention": ("both",),
+            "noise_refiner.*.attention": (),
+            "context_refiner.*.attention": (),
+        },
+        splits={
+            "layers.0": {"x": Split(1, stream="both")},
+            "layers.*": {"attn_mask": Split(1), "freqs_cis": Split(1)},
+        },
+        gathers={"all_final_layer.*": Gather(1, "both")},
+    )
+    masks: ClassVar = {"self": "keys", "refiner": "keys"}
     batch_fields = ()
 
     def narrowing(self) -> Narrowing:

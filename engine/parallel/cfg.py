@@ -70,7 +70,6 @@ class OverRanks:
         Unsupported: the family predicts something else than one tensor.
         """
         import torch
-        import torch.distributed as dist
 
         if part is not None and not isinstance(part, torch.Tensor):
             raise Unsupported(f"cfg parallel knows tensors, not {type(part).__name__}")
@@ -82,7 +81,7 @@ class OverRanks:
         if part is not None:
             mine[: part.numel()] = part.reshape(-1)
         whole = mine.new_empty(self._axis.size * longest)
-        dist.all_gather_into_tensor(whole, mine, group=self._axis.group)
+        self._axis.all_gather(whole, mine)
         pieces = [
             flat[: torch.Size(shape[0]).numel()].view(shape[0])
             for flat, shape in zip(whole.view(self._axis.size, longest), shapes, strict=True)

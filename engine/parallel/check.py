@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.degrees import refuse
+from saggar.engine.parallel.plans import SequencePlan
 
 
 class Spreadable(Protocol):
@@ -14,6 +15,7 @@ class Spreadable(Protocol):
     name: ClassVar[str]
     uses_torch: ClassVar[bool]
     spreads: ClassVar[bool]
+    sequence_plan: ClassVar[SequencePlan | None]
 
 
 def check_start(config: EngineConfig, family: Spreadable) -> None:
@@ -22,6 +24,10 @@ def check_start(config: EngineConfig, family: Spreadable) -> None:
     if degrees.size > 1 and not family.spreads:
         raise refuse(
             f"{family.name}: its steps cannot be shared over {degrees}, for they are not ours or not torch's"
+        )
+    if degrees.sequence > 1 and family.sequence_plan is None:
+        raise refuse(
+            f"{family.name} has no sequence plan and cannot share a sequence over {degrees}: cfg can"
         )
     if config.ranks > 1 and degrees.size == 1 and family.uses_torch:
         raise refuse(

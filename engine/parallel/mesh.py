@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from saggar.engine.degrees import Degrees
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
 AXES: Mapping[str, tuple[str, ...]] = {
@@ -36,6 +37,14 @@ class Axis:
     size: int = 1
     index: int = 0
     group: dist.ProcessGroup | None = None
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """What each rank sends, of equal shapes, one behind the other along the first dimension of `received`."""
+        import torch.distributed as dist
+
+        # torch 2.13 renamed it.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(received, sent, group=self.group)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ none but cuda.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +34,8 @@ class Platform(Protocol):
 
     kind: str
     communication: str
+    attention: Sequence[str]
+    """Its attention kernels, the best first."""
 
     def available(self) -> bool:
         """Whether this machine has such a device."""

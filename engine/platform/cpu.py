@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -10,6 +12,7 @@ class Cpu:
 
     kind = "cpu"
     communication = "gloo"
+    attention: Sequence[str] = ("torch_sdpa",)
 
     def available(self) -> bool:
         """Always."""

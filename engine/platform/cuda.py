@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -10,6 +12,7 @@ class Cuda:
 
     kind = "cuda"
     communication = "nccl"
+    attention: Sequence[str] = ("torch_sdpa",)
 
     def available(self) -> bool:
         """At least one GPU and a torch that can use it."""

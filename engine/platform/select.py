@@ -22,5 +22,5 @@ def place(config: EngineConfig, slot: int) -> tuple[Placement, Platform]:
     platform.set_threads(config.threads)
     device = platform.device(int(index or 0) + slot)
     dtype = platform.default_dtype() if config.dtype == "auto" else getattr(torch, config.dtype)
-    numerics = f"{str(dtype).removeprefix('torch.')}/{platform.kind}/sdpa"
+    numerics = f"{str(dtype).removeprefix('torch.')}/{platform.kind}"
     return Placement(config.pixels, numerics, device, dtype, config.prompt_cache_mb << 20), platform

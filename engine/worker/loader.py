@@ -60,10 +60,14 @@ def _with_torch(
     config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
 ) -> tuple[Runner, str]:
     import torch
+    from saggar.engine.parallel.attach import Attachment
     from saggar.engine.platform.select import place
 
     placement, platform = place(config, slot)
     family.load(placement)
+    attachment = Attachment(config.kernels, platform.attention, mesh, family.sequence_plan, family.masks)
+    for denoiser in family.denoisers().values():
+        attachment.put_on(denoiser)
     if mesh.cfg.size > 1:
         assert placement.device is not None
         family.spread = OverRanks(mesh.cfg, placement.device)
@@ -75,4 +79,4 @@ def _with_torch(
         extension=extension,
         free_memory=platform.free_cache,
     )
-    return runner, placement.numerics
+    return runner, f"{placement.numerics}/{attachment.numerics}"

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from saggar.engine import Engine, Output, Request, Unsupported
+import torch
+from saggar.engine import Engine, Output, Request, Unsupported, open_family
+from saggar.engine.attention.site import Streams
 from saggar.engine.config import EngineConfig
+from saggar.engine.degrees import Degrees
+from saggar.engine.parallel.attach import Attachment
+from saggar.engine.parallel.hooks import apply_plan
+from saggar.engine.parallel.mesh import Axis, Mesh
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split
+from saggar.engine.platform.base import Placement
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME, Case
@@ -16,8 +25,16 @@ from tests.engine.parallel_cases import WAYS, Way, batches
 from tests.engine.support import at_step, eventually, floats
 
 ATOL = 1e-4
-PAIRS = [("flux", Way(cfg=2)), ("sdxl", Way(cfg=3))]
-MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS]
+PAIRS = [
+    ("flux", Way(ulysses=3)),  # 2 heads and odd lengths on 3 ranks
+    ("qwen-image", Way(ring=2)),  # a mask
+    ("sd3", Way(ulysses=2, ring=2)),
+    ("z-image", Way(ulysses=2, cfg=2)),
+    ("sdxl", Way(cfg=3)),
+]
+UNPLANNED = ("sdxl", "sdxl-distilled", "sana")
+"""Tiny models whose families have no sequence plan."""
+MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS if not (way.sequence and name in UNPLANNED)]
 
 
 def matrix() -> list[Any]:
@@ -93,6 +110,11 @@ def test_a_world_that_does_not_fit_is_refused(settings: dict[str, Any], words: l
     ("family", "settings", "words"),
     [
         ("noop", {"cfg": 2}, "noop: its steps cannot be shared over cfg=2"),
+        (
+            "sdxl",
+            {"ulysses": 2},
+            "sdxl has no sequence plan and cannot share a sequence over ulysses=2: cfg can",
+        ),
         ("sd3", {"ranks": 2}, "set ulysses, ring or cfg so that they make 2"),
     ],
 )
@@ -107,3 +129,49 @@ def test_a_family_that_cannot_be_spread_so_is_refused_before_any_process_starts(
 def test_ranks_are_as_many_as_the_degrees_make() -> None:
     assert EngineConfig(model="x").ranks == 1
     assert EngineConfig(model="x", ulysses=2, ring=3, cfg=2).ranks == 12
+
+
+class Block(torch.nn.Module):
+    """Takes x, and nothing else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Denoiser(torch.nn.Module):
+    """One block, no attention, no plan of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block()])
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (SequencePlan({}, splits={"layers.0": {"x": Split(1)}}), "Denoiser has no module 'layers.0'"),
+        (SequencePlan({}, splits={"blocks.*": {"y": Split(1)}}), "blocks.0 takes no y"),
+        (SequencePlan({}, gathers={"out": Gather(1)}), "Denoiser has no module 'out'"),
+        (SequencePlan({}, theirs=True), "Denoiser has none of its own"),
+    ],
+)
+def test_a_plan_that_does_not_apply_is_refused(plan: SequencePlan, words: str) -> None:
+    axis = Axis("sp", 2, 0)
+    with pytest.raises(Unsupported, match=f"the sequence plan does not apply: {words}"):
+        apply_plan(Denoiser(), plan.of(Denoiser()), axis, Streams())
+
+
+def test_a_plan_that_forgets_an_attention_is_refused(models: Callable[[str], Path]) -> None:
+    family = open_family(str(models("sd3")))
+    family.load(Placement("float32", "float32/cpu", torch.device("cpu"), torch.float32))
+    mesh = Mesh.of(Degrees(ulysses=2), 0, lambda ranks: None)
+    attachment = Attachment({}, ("torch_sdpa",), mesh, SequencePlan({"blocks.*.attn": ("image",)}), {})
+    with pytest.raises(Unsupported, match=r"it says nothing of the attention transformer_blocks\.0\.attn"):
+        attachment.put_on(family.denoisers()["transformer"])
+
+
+def test_the_long_matrix_has_every_family_and_every_way() -> None:
+    assert {name for name, _ in MATRIX} == set(BY_NAME)
+    planned = {name for name in BY_NAME if name not in UNPLANNED}
+    assert {(name, str(way)) for name, way in MATRIX} >= {(n, str(w)) for n in planned for w in WAYS}
+    assert set(PAIRS) <= set(MATRIX)

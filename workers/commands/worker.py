@@ -23,6 +23,7 @@ import click
 @click.option(
     "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
 )
+@click.option("--attention", help="Kernels by role, such as self=cudnn,cross=torch_sdpa.")
 @click.option("--ulysses", type=int, help="Ranks that share each sequence by heads.  [default: 1]")
 @click.option("--ring", type=int, help="Ranks that share each sequence by chunks.  [default: 1]")
 @click.option("--cfg", type=int, help="Ranks that share the branches of guidance.  [default: 1]")

@@ -1,0 +1,69 @@
+"""torch's own attention, which picks a kernel by itself: on every device, with every mask."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from saggar.engine.attention.base import FLOATS, Backend, Traits, added
+
+
+class TorchSdpa(Backend):
+    """See the module."""
+
+    name = "torch_sdpa"
+    traits = Traits(
+        ("cpu", "cuda"),
+        FLOATS,
+        (1 << 16, 1),
+        mask="any",
+        causal=True,
+        lse=True,
+        masked_lse=True,
+        varlen=False,
+    )
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+        scale: float | None,
+    ) -> torch.Tensor:
+        """F.scaled_dot_product_attention; fewer heads of keys than of queries are shared by them."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        shared = k.shape[1] != q.shape[1]
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared
+        )
+        return out.transpose(1, 2)
+
+    def attend_lse(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """By the operators underneath, which give it. On a GPU: flash where it can, else memory-efficient."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        bias = None if mask is None else added(mask, q)
+        aten = torch.ops.aten
+        if q.device.type == "cpu":
+            if bias is not None:
+                bias = bias.expand(q.shape[0], -1, -1, -1)
+            out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, False, attn_mask=bias, scale=scale
+            )
+        elif bias is None and q.dtype != torch.float32:
+            out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[:2]
+        else:
+            if bias is not None:
+                bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], -1)
+            out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, scale=scale)[:2]
+        return out.transpose(1, 2), lse[:, :, : q.shape[2]].float()
+
+
+KERNEL = TorchSdpa

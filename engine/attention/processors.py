@@ -1,0 +1,93 @@
+"""Processors in place of diffusers' old ones, which call torch themselves: the same arithmetic around our sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from saggar.engine.attention.site import Site, attend
+
+
+class Plain:
+    """Attention to itself or to another sequence: UNets, PixArt, Sana's texts. `attn` is diffusers' Attention."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        temb: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[B, L, C], or [B, C, h, w] for UNets, to the same shape."""
+        residual, shape = hidden_states, hidden_states.shape
+        if attn.spatial_norm is not None:
+            hidden_states = attn.spatial_norm(hidden_states, temb)
+        if hidden_states.ndim == 4:
+            hidden_states = hidden_states.flatten(2).transpose(1, 2)
+        if attn.group_norm is not None:
+            hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
+        keys = encoder_hidden_states
+        if keys is None:
+            keys = hidden_states
+        elif attn.norm_cross:
+            keys = attn.norm_encoder_hidden_states(keys)
+        q, k, v = _heads(attn, attn.to_q(hidden_states), attn.to_k(keys), attn.to_v(keys))
+        q, k = _normed(q, attn.norm_q), _normed(k, attn.norm_k)
+        out = attend(self.site, q, k, v, attention_mask).flatten(2).to(q.dtype)
+        out = attn.to_out[1](attn.to_out[0](out))
+        if len(shape) == 4:
+            out = out.transpose(-1, -2).reshape(shape)
+        out = out + residual if attn.residual_connection else out
+        scaled: torch.Tensor = out / attn.rescale_output_factor
+        return scaled
+
+
+class Joint:
+    """Picture and text in one sequence, the picture first: Stable Diffusion 3."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """[B, L, C] each, to the same shapes; without a text to one."""
+        q, k, v = _heads(attn, attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
+        q, k = _normed(q, attn.norm_q), _normed(k, attn.norm_k)
+        length, text = hidden_states.shape[1], encoder_hidden_states
+        if text is not None:
+            own = _heads(attn, attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text))
+            added = (_normed(own[0], attn.norm_added_q), _normed(own[1], attn.norm_added_k), own[2])
+            q, k, v = (torch.cat(pair, dim=1) for pair in zip((q, k, v), added, strict=True))
+        out = attend(self.site, q, k, v, attention_mask).flatten(2).to(q.dtype)
+        picture, rest = out[:, :length], out[:, length:]
+        projected: torch.Tensor = attn.to_out[1](attn.to_out[0](picture))
+        if text is None:
+            return projected
+        return projected, rest if attn.context_pre_only else attn.to_add_out(rest)
+
+
+def _heads(attn: Any, *projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.unflatten(x, 2, (attn.heads, -1)) for x in projected)
+
+
+def _normed(x: torch.Tensor, norm: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
+    return x if norm is None else norm(x)
+
+
+REPLACED: Mapping[str, Callable[[Site], Any]] = {
+    "AttnProcessor2_0": Plain,
+    "SanaAttnProcessor2_0": Plain,
+    "JointAttnProcessor2_0": Joint,
+}
+SEAMLESS = {"SanaLinearAttnProcessor2_0"}
+"""Linear attention: a sum over the keys, for which there is no kernel to choose."""

@@ -1,0 +1,95 @@
+"""Puts a sequence plan on a denoiser: hooks that cut its tensors over ranks and make its output whole again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from saggar.engine.attention.site import Streams, gather
+from saggar.engine.errors import Unsupported
+from saggar.engine.parallel.mesh import Axis, share, shares
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split, matches
+
+
+def apply_plan(denoiser: torch.nn.Module, plan: SequencePlan, axis: Axis, streams: Streams) -> None:
+    """`plan` as `SequencePlan.of` gave it. Unsupported: it names what the denoiser has not."""
+    for pattern, splits in plan.splits.items():
+        for name, module in modules(denoiser, pattern):
+            _split_inputs(
+                name, module, {k: s for k, s in splits.items() if isinstance(k, str)}, axis, streams
+            )
+            outputs = {k: s for k, s in splits.items() if isinstance(k, int)}
+            if outputs:
+                module.register_forward_hook(_output_splitter(outputs, axis, streams))
+    for pattern, wish in plan.gathers.items():
+        for _, module in modules(denoiser, pattern):
+            module.register_forward_hook(_gatherer(wish, axis, streams))
+
+
+def modules(denoiser: torch.nn.Module, pattern: str) -> list[tuple[str, torch.nn.Module]]:
+    """The modules that a pattern means. Unsupported: there is none."""
+    found = [(name, module) for name, module in denoiser.named_modules() if matches(pattern, name)]
+    if not found:
+        raise Unsupported(
+            f"the sequence plan does not apply: {type(denoiser).__name__} has no module {pattern!r}"
+        )
+    return found
+
+
+def _split_inputs(
+    name: str, module: torch.nn.Module, splits: Mapping[str, Split], axis: Axis, streams: Streams
+) -> None:
+    order = list(inspect.signature(module.forward).parameters)
+    for parameter in splits:
+        if parameter not in order:
+            raise Unsupported(
+                f"the sequence plan does not apply: {name or 'the denoiser'} takes no {parameter}"
+            )
+
+    def before(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = list(args)
+        for parameter, split in splits.items():
+            place = order.index(parameter)
+            if parameter in kwargs:
+                kwargs[parameter] = _cut(kwargs[parameter], split, axis, streams)
+            elif place < len(given):
+                given[place] = _cut(given[place], split, axis, streams)
+        return tuple(given), kwargs
+
+    if splits:
+        module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _output_splitter(splits: Mapping[int, Split], axis: Axis, streams: Streams) -> Callable[..., object]:
+    def after(_: torch.nn.Module, args: object, output: object) -> object:
+        if isinstance(output, torch.Tensor):
+            return _cut(output, splits[0], axis, streams)
+        values = list(cast("Sequence[object]", output))
+        for place, split in splits.items():
+            values[place] = _cut(values[place], split, axis, streams)
+        return tuple(values)
+
+    return after
+
+
+def _gatherer(wish: Gather, axis: Axis, streams: Streams) -> Callable[..., object]:
+    def after(_: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        lengths = list(shares(streams.lengths[wish.stream], axis.size))
+        return gather(output, wish.dim, lengths, axis)
+
+    return after
+
+
+def _cut(value: object, split: Split, axis: Axis, streams: Streams) -> object:
+    """This rank's share; what is no tensor, or has other dimensions, is everybody's."""
+    if not isinstance(value, torch.Tensor) or split.dims not in (None, value.ndim):
+        return value
+    length = value.shape[split.dim]
+    if split.stream is not None:
+        streams.lengths[split.stream] = length
+    part = share(length, axis)
+    return value.narrow(split.dim, part.start, part.stop - part.start)
