@@ -154,7 +154,8 @@ def world(job: Job) -> float | str:
             )
         except mp.ProcessRaisedException as error:
             return f"fails: {str(error).strip().splitlines()[-1][:90]}"
-    return max(results.get() for _ in range(job.degrees.size))
+    told: list[float] = [results.get() for _ in range(job.degrees.size)]
+    return max(told)
 
 
 def rank(number: int, job: Job, store: str, results: Any) -> None:
