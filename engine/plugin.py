@@ -10,6 +10,7 @@ from saggar.engine.models.base import Family
 from saggar.engine.models.packages import need
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.files import needed
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
 from saggar.engine.params import Narrowing
@@ -30,6 +31,7 @@ __all__ = [
     "TorchFamily",
     "Unsupported",
     "need",
+    "needed",
     "per_text",
     "serves",
     "text_length",

@@ -16,9 +16,7 @@ import torch
 from conftest import assemble
 from safetensors.torch import load_file, save_file
 from saggar.engine import Engine, InvalidRequest, LoadError, Request, open_family
-from saggar.engine.models.capabilities import capabilities
-from saggar.engine.models.inspection import inspect_model
-from saggar.engine.models.source.files import needed
+from saggar.engine.plugin import needed
 
 Start = Callable[..., Engine]
 
@@ -167,21 +165,19 @@ def test_bad_parameters_are_refused(folder: Path, params: dict[str, Any], field:
     assert caught.value.field == field
 
 
+def saggar(*words: str) -> str:
+    command = [sys.executable, "-m", "saggar.workers.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_saggar_knows_where_it_comes_from(folder: Path) -> None:
-    found = inspect_model(str(folder))
-    assert found.can == capabilities(type(open_family(str(folder))), ("DoodlePipeline",))
-    assert found.can.package == "saggar-doodle 0.1.0"
-    assert {part.name for part in found.parts} == {
+    found = json.loads(saggar("models", "inspect", str(folder), "--json"))
+    assert found["capabilities"]["package"] == "saggar-doodle 0.1.0"
+    assert found["capabilities"]["step_batches"]
+    assert {part["name"] for part in found["components"]} == {
         "vae", "doodle.safetensors", "parts/ends.safetensors", "parts/text.safetensors"
     }  # fmt: skip
-    listed = subprocess.run(
-        [sys.executable, "-m", "saggar.workers.cli", "models"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert "From plug-ins: doodle (saggar-doodle 0.1.0)" in listed.stdout
+    assert "From plug-ins: doodle (saggar-doodle 0.1.0)" in saggar("models")
 
 
 def test_a_worker_that_fetches_the_folder_takes_all_of_it(folder: Path) -> None:
