@@ -247,7 +247,7 @@ class Site:
             if worker.process.poll() is None:
                 assert worker.terminate() == 0, worker.log.read_text()[-3000:]
         until(lambda: not self.processes(), 30, "the end of all processes")
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        until(lambda: not self._orphaned_memory(), 30, "the end of all shared memory")
 
     # -- inside
 
@@ -256,11 +256,24 @@ class Site:
         cards.publish(to_card(open_family(str(self.noop)).info("noop", 8, ""), "noop", 8), "nobody:0:")
         cards.leave("noop", "nobody:0:")
 
+    def _orphaned_memory(self) -> set[str]:
+        """New shared memory that no living process maps: other tests and programs have theirs at the same time."""
+        new = set(os.listdir("/dev/shm")) - self.shared_memory
+        return {name for name in new if not any(f"/dev/shm/{name}" in text for text in _memory_maps())}
+
     def _ours(self, process: psutil.Process) -> bool:
         try:
             return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
+
+
+def _memory_maps() -> Iterator[str]:
+    for pid in psutil.pids():
+        try:
+            yield Path(f"/proc/{pid}/maps").read_text()
+        except OSError:  # it has just ended, or is not ours to read
+            continue
 
 
 def vars_of(size: object) -> Iterator[int]:

@@ -10,11 +10,10 @@ local job_at = job_key(id)
 -- A lane that was full stays closed until it has fallen to its low water, or producers at the brim would get in one
 -- by one, each after many refusals. Interactive jobs have a tenth of the room beyond: a bulk run does not shut them out.
 local function full()
-  local backlog, closed = call('HLEN', base .. ':m'), base .. ':s'
+  local backlog = call('HLEN', base .. ':m')
   if tonumber(class) == 0 then return backlog >= most + math.ceil(most / 10) end
-  if backlog >= most then call('HSET', closed, 'full', '1') end
-  if backlog <= low then call('HDEL', closed, 'full') end
-  return backlog >= most or call('HEXISTS', closed, 'full') == 1
+  if backlog >= most then call('HSET', base .. ':s', 'full', '1') end
+  return backlog >= most or (backlog > low and call('HEXISTS', base .. ':s', 'full') == 1)
 end
 
 if idem ~= '' then
@@ -52,7 +51,8 @@ keep('quiet', quiet)
 keep('deadline', deadline)
 keep('idem', idem)
 keep('extras', extras)
-call('SET', spec_key(id), spec)
+call('SET', spec_key(id), spec) -- the first write: a server without memory refuses it, and only a first one
+if most > 0 and tonumber(class) > 0 then call('HDEL', base .. ':s', 'full') end
 call('HSET', job_at, unpack(fields))
 call('ZADD', index('queued'), at, id)
 if run ~= '' then call('ZADD', P .. 'run:' .. run, at, id) end
