@@ -79,7 +79,12 @@ def check_params(params: Mapping[str, ParamValue], schema: JsonSchema) -> dict[s
     properties = _properties(schema)
     for name in params:
         if name not in properties:
-            raise InvalidRequest(f"params.{name}", "is not a parameter of this model", ", ".join(properties))
+            plain = isinstance(name, str) and name.isidentifier() and len(name) <= _LONGEST_SHOWN
+            raise InvalidRequest(
+                f"params.{name if plain else shown(name)}",
+                "is not a parameter of this model",
+                ", ".join(properties),
+            )
     required = cast("list[str]", schema.get("required", []))
     for name in required:
         if name not in params:
@@ -91,6 +96,15 @@ def check_params(params: Mapping[str, ParamValue], schema: JsonSchema) -> dict[s
             raise InvalidRequest(f"params.{name}", problem, describe(words))
         filled[name] = value
     return filled
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be written at all: a lone surrogate cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def describe(words: Mapping[str, JsonValue]) -> str:
@@ -107,6 +121,8 @@ def describe(words: Mapping[str, JsonValue]) -> str:
         said.append(f"at least {low}")
     elif high is not None:
         said.append(f"at most {high}")
+    if isinstance(items := words.get("items"), dict):
+        said.append(f"each {describe(items)}")
     said += [text.format(words[word]) for word, text in _SAID.items() if word in words]
     return ", ".join(said)
 
@@ -158,6 +174,8 @@ def _problem(value: ParamValue, words: Mapping[str, JsonValue]) -> str | None:
     choices = _choices(words)
     if choices is not None and value not in choices:
         return f"{shown(value)} is not a choice"
+    if isinstance(value, str) and not is_text(value):
+        return "is not valid Unicode"
     if isinstance(value, list | tuple):
         return _items_problem(value, words)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -174,13 +192,13 @@ def _items_problem(values: Sequence[int | float | str], words: Mapping[str, Json
 
 def _number_problem(value: float, words: Mapping[str, JsonValue]) -> str | None:
     if words.get("type") != "integer" and not _is_finite(value):
-        return f"{value!r} is not a finite number"
+        return f"{shown(value)} is not a finite number"
     bounds = {name: cast(float, words[name]) for name in words if name in _BOUNDS}
     for name, bound in bounds.items():
         if not _BOUNDS[name](value, bound):
-            return f"{value!r} is out of range"
+            return f"{shown(value)} is out of range"
     if "multipleOf" in words and not _is_multiple(value, cast(float, words["multipleOf"])):
-        return f"{value!r} is off the grid"
+        return f"{shown(value)} is off the grid"
     return None
 
 

@@ -27,6 +27,7 @@ from saggar.jobs.errors import ConfigError
 from saggar.storage.base import ObjectInfo, Storage, open_storage
 from saggar.storage.download import download
 from saggar.storage.errors import Conflict
+from saggar.storage.keys import check_key
 
 log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
@@ -100,7 +101,8 @@ def _wanted(storage: Storage) -> dict[str, ObjectInfo]:
             f"{storage.url}: there is no {INDEX}: it must be the folder of a diffusers pipeline"
         )
     index = json_object(storage.get(INDEX), f"{storage.url}/{INDEX}")
-    return {name: found[name] for name in needed(index, found)}
+    # The names become paths, also of what need not be fetched because its content is here.
+    return {check_key(name): found[name] for name in needed(index, found)}
 
 
 class _Download:

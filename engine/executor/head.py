@@ -11,6 +11,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -148,7 +149,12 @@ class Head:
             ready = {fd for fd, _ in poll.poll()}
             if self._bell.fileno() in ready:
                 return
-            sock, peer = self._listener.accept()
+            try:
+                sock, peer = self._listener.accept()
+            except OSError as error:  # it has gone already, or there are no descriptors left
+                log.warning("a connection could not be accepted: %s", error)
+                time.sleep(_TICK_S)
+                continue
             if len(self._greeting) >= _MOST_GREETED:
                 sock.close()
                 continue

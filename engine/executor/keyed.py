@@ -58,14 +58,15 @@ def read_key(key_file: str | None) -> bytes:
 def connect(address: tuple[str, int], key: bytes) -> socket.socket:
     """A proven connection to the head. OSError: nobody is there; Gone: it left; Refused."""
     sock = socket.create_connection(address, HANDSHAKE_S)
+    end = time.monotonic() + HANDSHAKE_S
     try:
-        if _read(sock, len(_HELLO)) != _HELLO:
+        if _read(sock, len(_HELLO), end) != _HELLO:
             raise Refused("what answers there is no head of this version")
-        theirs, mine = _read(sock, _NONCE), secrets.token_bytes(_NONCE)
+        theirs, mine = _read(sock, _NONCE, end), secrets.token_bytes(_NONCE)
         sock.sendall(mine + _mac(key, b"node", theirs, mine))
-        if _read(sock, 1) != _YES:
+        if _read(sock, 1, end) != _YES:
             raise Refused("the head holds another key")
-        if not hmac.compare_digest(_read(sock, _MAC), _mac(key, b"head", theirs, mine)):
+        if not hmac.compare_digest(_read(sock, _MAC, end), _mac(key, b"head", theirs, mine)):
             raise Refused("the head does not hold this node's key")
         return _ready(sock)
     except BaseException:
@@ -75,12 +76,13 @@ def connect(address: tuple[str, int], key: bytes) -> socket.socket:
 
 def accept(sock: socket.socket, key: bytes) -> socket.socket:
     """The head's side of a fresh connection. Refused; the socket is then closed."""
+    end = time.monotonic() + HANDSHAKE_S  # in all: one that sends a byte now and then holds no place for long
     try:
         sock.settimeout(HANDSHAKE_S)
         mine = secrets.token_bytes(_NONCE)
         sock.sendall(_HELLO + mine)
-        theirs = _read(sock, _NONCE)
-        if not hmac.compare_digest(_read(sock, _MAC), _mac(key, b"node", mine, theirs)):
+        theirs = _read(sock, _NONCE, end)
+        if not hmac.compare_digest(_read(sock, _MAC, end), _mac(key, b"node", mine, theirs)):
             sock.sendall(_NO)
             raise Refused("it holds another key")
         sock.sendall(_YES + _mac(key, b"head", mine, theirs))
@@ -127,13 +129,16 @@ class Lines:
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             found: Line = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Gone(f"the other side does not speak JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise Gone("the other side does not speak in objects")
         return found
 
     def release(self) -> socket.socket:
-        """The socket, for another use: nothing more may be sent or received here."""
-        assert not self._buffer, "the other side spoke out of turn"
+        """The socket, for another use: nothing more may be sent or received here. Gone: the other side did not wait."""
+        if self._buffer:
+            raise Gone("the other side spoke out of turn")
         self._socket.settimeout(None)
         return self._socket
 
@@ -146,9 +151,10 @@ def _mac(key: bytes, role: bytes, head: bytes, node: bytes) -> bytes:
     return hmac.digest(key, role + head + node, "sha256")
 
 
-def _read(sock: socket.socket, length: int) -> bytes:
+def _read(sock: socket.socket, length: int, end: float) -> bytes:
     data = b""
     while len(data) < length:
+        sock.settimeout(max(0.001, end - time.monotonic()))
         found = sock.recv(length - len(data))
         if not found:
             raise Gone("the connection was closed")
@@ -157,6 +163,7 @@ def _read(sock: socket.socket, length: int) -> bytes:
 
 
 def _ready(sock: socket.socket) -> socket.socket:
+    sock.settimeout(HANDSHAKE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return sock

@@ -20,7 +20,7 @@ from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
 from saggar.engine.parallel.plans import SequencePlan
-from saggar.engine.params import Narrowing, check_params, schema_of, shown
+from saggar.engine.params import Narrowing, check_params, is_text, schema_of, shown
 from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, ParamValue, Request
 
 if TYPE_CHECKING:
@@ -246,10 +246,9 @@ def check_common(request: Request, limits: Mapping[str, int]) -> None:
     _check_int("seed", request.seed, 0, SEED_MAX - request.num_outputs + 1)
     _check_int("priority", request.priority, 0, 2)
     _check_int("preview_every", request.preview_every, 0, 1_000_000)
-    if request.deadline_s is not None and not request.deadline_s >= 0:
-        raise InvalidRequest(
-            "deadline_s", f"{shown(request.deadline_s)} is not a time from now", "0 or more seconds"
-        )
+    deadline = request.deadline_s
+    if deadline is not None and not (isinstance(deadline, int | float) and deadline >= 0):
+        raise InvalidRequest("deadline_s", f"{shown(deadline)} is not a time from now", "0 or more seconds")
     for kind, arrays in request.inputs.items():
         if len(arrays):
             raise InvalidRequest(f"inputs.{kind}", "this model takes none", "no inputs")
@@ -260,6 +259,8 @@ def _check_text(field: str, value: object, longest: int) -> None:
         raise InvalidRequest(field, f"{type(value).__name__} is not a text", "text")
     if len(value) > longest:
         raise InvalidRequest(field, f"{len(value)} characters are too many", f"at most {longest} characters")
+    if not is_text(value):
+        raise InvalidRequest(field, "is not valid Unicode", "text without lone surrogates")
 
 
 def _check_int(field: str, value: object, low: int, high: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import saggar.engine.models
-from saggar.engine.errors import LoadError, Unsupported
+from saggar.engine.errors import EngineError, LoadError, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.diffusers_any.family import family_of
 from saggar.engine.models.packages import import_plugins
@@ -28,6 +28,7 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
+_SHOWN = 100
 _WITH_TORCH = {"common"}
 """Modules here that the engine's process must not import. Sub-packages hold no families."""
 
@@ -68,7 +69,9 @@ def open_family(model: str) -> AnyFamily:
         )
     try:
         return family(checkpoint)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except EngineError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise LoadError(f"{checkpoint.folder}: unusable configuration: {error!r}") from error
 
 
@@ -76,9 +79,12 @@ def resolve(model: str) -> Path:
     """The folder of a model: a folder, a name such as `saggar/emoji` that comes with the engine, or a hub id,
     whose files are fetched unless they are cached. Unsupported says what is wrong with any other.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
+    except (OSError, RuntimeError) as error:  # too long, a loop of links, the home of nobody
+        raise Unsupported(f"no model {model[:_SHOWN]!r}: {_reason(error)}") from error
     if model in installed():
         return ASSETS / model.removeprefix(f"{NAMESPACE}/")
     if "://" in model:
@@ -88,8 +94,12 @@ def resolve(model: str) -> Path:
         return fetch(model)
     known = ", ".join(installed()) or "none installed"
     raise Unsupported(
-        f"no model {model!r}: it is no folder and no hub id (org/name), and the known names are: {known}"
+        f"no model {model[:_SHOWN]!r}: it is no folder and no hub id (org/name), and the known names are: {known}"
     )
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def installed() -> list[str]:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import torch
     from saggar.engine.platform.base import Placement
 
-Pair: TypeAlias = Annotated[tuple[int, ...], Field(min_length=2, max_length=2)]
+Pair: TypeAlias = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=1 << 20)], ...], Field(min_length=2, max_length=2)
+]
 """Height and width, or top and left."""
 LARGEST_LATENT = 512
 GRID = 8

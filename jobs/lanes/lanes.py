@@ -174,7 +174,7 @@ class Lanes:
     def beat(self) -> None:
         """One heartbeat: endings that wait, then new leases for what is alive. Raises redis.RedisError."""
         self.flush()
-        for left in self._never_started():
+        for left in self._drop_unstarted():
             logger.warning("no task has taken %s up: it goes back", Tag.parse(left).id)
             self.requeue(left)
         with self._lock:
@@ -249,10 +249,14 @@ class Lanes:
         except RedisError as error:
             logger.warning("endings wait for Redis: %s", error)
 
-    def _never_started(self) -> list[str]:
+    def _drop_unstarted(self) -> list[str]:
+        """No longer held: a task that comes for one of them now finds it gone."""
         now = time.monotonic()
         with self._lock:
-            return [tag for tag, due in self._held.items() if due is not None and due < now]
+            left = [tag for tag, due in self._held.items() if due is not None and due < now]
+            for tag in left:
+                del self._held[tag]
+        return left
 
     def _drained_meanwhile(self) -> bool:
         """Draining began while a fetch was under way: what it brought goes back too."""

@@ -22,6 +22,7 @@ from saggar.engine import (
     open_family,
 )
 from saggar.engine.models import registry
+from saggar.engine.models.source.weights import read_header, read_weights
 from saggar.engine.models.tiny import make_tiny, tiny_models
 from saggar.engine.models.torch_family import TorchFamily
 from saggar.engine.worker.loader import load
@@ -156,9 +157,66 @@ def a_part_that_is_not_named(folder: Path) -> None:
     )
 
 
+def _component(folder: Path, name: str, *source: str) -> None:
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: source}))
+
+
+def an_auto_model(folder: Path) -> None:
+    _component(folder, "vae", "diffusers", "AutoModel")
+    a_pickle(folder)
+
+
+def a_nested_pipeline(folder: Path) -> None:
+    _component(folder, "scheduler", "diffusers", "DiffusionPipeline")
+
+
+def a_tokenizer_with_code(folder: Path) -> None:
+    _component(folder, "tokenizer", "transformers", "AutoTokenizer")
+    (folder / "tokenizer" / "own.py").write_text("raise SystemExit('run')")
+    path = folder / "tokenizer" / "tokenizer_config.json"
+    path.write_text(json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+
+
+def a_component_elsewhere(folder: Path) -> None:
+    _component(folder, "../vae", "diffusers", "AutoencoderKL")
+
+
+def a_deep_index(folder: Path) -> None:
+    (folder / "model_index.json").write_text("[" * 100_000)
+
+
+def a_class_of_two_lines(folder: Path) -> None:
+    _component(folder, "vae", "diffusers", "AutoencoderKL")
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "A\nB"}))
+
+
+def a_limit_that_is_none(folder: Path) -> None:
+    (folder / "saggar.json").write_text('{"limits": {"max_outputs": "many"}}')
+
+
+def a_parameter_that_is_none(folder: Path) -> None:
+    (folder / "saggar.json").write_text('{"params": {"height": "x"}}')
+
+
+def a_size_that_is_none(folder: Path) -> None:
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": "a", "sample_size": None}))
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
+        (an_auto_model, "component vae: AutoModel is neither a model nor a tokenizer, processor or"),
+        (a_nested_pipeline, "component scheduler: DiffusionPipeline is neither a model nor"),
+        (a_tokenizer_with_code, "tokenizer: ValueError: .* contains custom code"),
+        (a_component_elsewhere, r"model_index\.json: the component '\.\./vae' is not a name"),
+        (a_deep_index, r"model_index\.json: maximum recursion depth"),
+        (a_class_of_two_lines, r"model_index\.json: _class_name 'A\\nB' is not a name"),
+        (a_limit_that_is_none, r"saggar\.json: limits: write an integer from 1 on for each"),
+        (a_parameter_that_is_none, "unusable configuration: ValueError"),
+        (a_size_that_is_none, "unusable configuration: ValueError"),
         (a_module_of_its_own, "component vae: antigravity has no class AutoencoderKL"),
         (a_part_that_is_not_named, "its parts do not make a StableDiffusion3Pipeline: .*tokenizer"),
         (missing_component, "component text_encoder_2 is missing: copy or fetch it again, or write"),
@@ -196,6 +254,38 @@ def test_a_bad_checkpoint_is_one_clear_error_at_load(
         load(EngineConfig(model=str(sd3), executor="local", threads=1))
     assert str(sd3) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "[" * 100_000,
+        {"a": ENTRY | {"shape": [1000]}},
+        {"a": ENTRY | {"shape": [-1]}},
+        {"a": ENTRY | {"shape": [10**300, 10**300]}},
+        {"a": ENTRY | {"shape": [float("inf")]}},
+        {"a": ENTRY | {"dtype": "\x1b[31mF32"}},
+        {"a": ENTRY | {"data_offsets": [0.0, 4.0]}},
+        {"a": ENTRY, "b": ENTRY},
+        {"a": ENTRY | {"data_offsets": [8, 4]}, "b": ENTRY},
+    ],
+)
+def test_a_header_that_lies_is_damaged(tmp_path: Path, lie: object) -> None:
+    text = (lie if isinstance(lie, str) else json.dumps(lie)).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"1234")
+    with pytest.raises(LoadError, match="its header is damaged"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"weight_map": {"a": 5, "b": null}}'])
+def test_a_damaged_index_of_shards_is_named(sd3: Path, content: str) -> None:
+    (sd3 / "vae" / "x.safetensors.index.json").write_text(content)
+    with pytest.raises(LoadError, match="not an index of shards"):
+        read_weights(sd3 / "vae")
 
 
 def test_a_flux2_is_loaded_without_the_half_of_its_processor_that_reads_images(

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -24,7 +25,9 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from saggar.engine import Engine, LoadError, Unsupported
 from saggar.engine.config import EngineConfig, Nodes, Patience
-from saggar.engine.executor.keyed import KEY_VARIABLE, Lines, Refused, accept, connect, read_key
+from saggar.engine.executor import keyed
+from saggar.engine.executor.head import Head
+from saggar.engine.executor.keyed import KEY_VARIABLE, Gone, Lines, Refused, accept, connect, read_key
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.faults import FAULTS, FOLDER, order
@@ -392,6 +395,58 @@ def test_both_sides_prove_the_key() -> None:
     assert (here.receive(5), here.receive(5), here.receive(0)) == ({"a": 1}, {"b": [2]}, None)
     there.close()
     here.close()
+
+
+def test_a_handshake_has_an_end_however_slowly_it_is_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever sends a byte now and then holds the place of a node for hours."""
+    monkeypatch.setattr(keyed, "HANDSHAKE_S", 0.3)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        sock = socket.create_connection(listener.getsockname())
+
+        def drip() -> None:
+            with contextlib.suppress(OSError), sock:
+                while not stop.wait(0.1):
+                    sock.sendall(b"x")
+
+        dripping = pool.submit(drip)
+        try:
+            with pytest.raises(Refused, match="timed out"):
+                accept(listener.accept()[0], KEY.encode())
+        finally:
+            stop.set()
+        dripping.result()
+
+
+@pytest.mark.parametrize("said", [b"[1]\n", b"null\n", b"[" * 100_000 + b"\n"])
+def test_what_is_no_object_ends_the_connection(said: bytes) -> None:
+    here, there = socket.socketpair()
+    with there:
+        there.sendall(said)
+        lines = Lines(here)
+        with pytest.raises(Gone, match="the other side does not speak"):
+            lines.receive(5)
+        lines.close()
+
+
+def test_a_head_without_descriptors_goes_on_listening(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    address = ("127.0.0.1", free_port())
+    head = Head(Nodes(2, f"127.0.0.1:{address[1]}"), 1, QUICK)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sock = socket.socket()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, hard))
+        sock.connect(address)
+        eventually(lambda: "could not be accepted" in caplog.text)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        connect(address, KEY.encode()).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        sock.close()
+        head.close()
 
 
 def test_a_head_without_the_key_is_not_believed() -> None:

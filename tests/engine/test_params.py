@@ -51,7 +51,7 @@ def test_defaults_are_filled_in_and_zero_is_a_value() -> None:
         ("shift", -1.0, "number, at least 0 or null"),
         ("on", 1, "boolean"),
         ("text", 5, "string"),
-        ("layers", "1", "array or null"),
+        ("layers", "1", "array, each integer or null"),
         ("other", 1, "size, scale, kind, shift, on, text, layers"),
     ],
 )
@@ -110,3 +110,17 @@ def test_items_of_lists_are_checked() -> None:
     for layers in (["a"], [1, None], [1.5]):
         with pytest.raises(InvalidRequest, match=r"params\.layers"):
             check_params({"size": 16, "layers": layers}, SCHEMA)
+
+
+def test_an_error_is_one_short_line_that_says_what_is_allowed() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_params({"size": "x" * 10_000}, SCHEMA)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(InvalidRequest, match=r"params\.'a\\nb': is not a parameter"):
+        check_params({"size": 16, "a\nb": 1}, SCHEMA)
+    with pytest.raises(InvalidRequest, match=r"params\.text: is not valid Unicode"):
+        check_params({"size": 16, "text": "\ud800"}, SCHEMA)
+    pair = {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 2}
+    schema = schema_of(Params, {"layers": {"anyOf": [pair, {"type": "null"}]}})
+    with pytest.raises(InvalidRequest, match=r"array, each integer, at most 9, at most 2 items"):
+        check_params({"size": 16, "layers": [10**400]}, schema)

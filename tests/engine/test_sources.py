@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from saggar.engine import EngineConfig, Unsupported, open_family
 from saggar.engine.engine import Engine
+from saggar.engine.models.registry import resolve
 from saggar.engine.models.source.files import choose_weights, needed
 from saggar.engine.models.source.huggingface import split_id
 
@@ -131,6 +132,18 @@ def test_the_form_of_a_hub_id() -> None:
     assert split_id("org/name@refs/pr/1") == ("org/name", "refs/pr/1")
     for model in ("name", "a/b/c", "../models", "/models/flux", "org/name@", "s3://bucket/x", "./flux"):
         assert split_id(model) is None
+    for revision in ("..", ".", "../../x", "refs/../../x", "/etc", "a//b"):
+        assert split_id(f"org/name@{revision}") is None, "a revision becomes a path in the cache"
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["a/" + "b" * 300, "a/b..c", "a/b--c", "a/b.git", "a/b-", "x" * 5000, "a/" * 3000, "~nobody-here/x"],
+)
+def test_a_name_that_cannot_be_is_refused_in_one_line(model: str) -> None:
+    with pytest.raises(Unsupported, match="no model '") as caught:
+        resolve(model)
+    assert len(str(caught.value)) < 300
 
 
 def test_a_hub_id_is_fetched_once_and_without_pickles(repository: Path, tmp_path: Path) -> None:

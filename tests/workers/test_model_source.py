@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +21,9 @@ from saggar.engine.errors import LoadError
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
+from saggar.storage.base import ObjectInfo
 from saggar.storage.errors import InvalidKey, StorageRefused
+from saggar.workers import model_source
 from saggar.workers.cli import cli
 from saggar.workers.model_source import local_model
 from saggar.workers.settings import WorkerSettings, public_name
@@ -176,6 +181,43 @@ def test_what_is_no_model_is_one_clear_error(folder: str, s3_server: S3Server, t
     put("model_index.json", b"{")
     with pytest.raises(LoadError, match=r"paint/model_index\.json: "):
         local_model(folder, tmp_path)
+
+
+class Listing:
+    """A store that lists what it likes."""
+
+    url = "s3://bucket/paint"
+    files: ClassVar = {
+        "../../outside.txt": b"a b",  # needed, says the pattern, and its content is there already
+        "model_index.json": json.dumps(INDEX | {"more": "*"}).encode(),
+        "tokenizer/merges.txt": b"a b",
+    }
+
+    def _info(self, key: str) -> ObjectInfo:
+        data = self.files[key]
+        return ObjectInfo(key, len(data), hashlib.md5(data).hexdigest(), datetime.now(UTC))
+
+    def list(self, _: str) -> Iterator[ObjectInfo]:
+        return map(self._info, self.files)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._info(key)
+
+    def get(self, key: str) -> bytes:
+        return self.files[key]
+
+    def read(self, key: str, start: int, _: str) -> Iterator[bytes]:
+        yield self.files[key][start:]
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_name_in_a_store_leads_out_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_source, "open_storage", lambda _: Listing())
+    with pytest.raises(InvalidKey, match=r"'\.\.' in '\.\./\.\./outside\.txt'"):
+        local_model(Listing.url, tmp_path / "cache")
+    assert not (tmp_path / "cache" / "outside.txt").exists()
 
 
 @pytest.mark.e2e

@@ -22,6 +22,7 @@ from saggar.engine.request import JsonValue
 
 _SMALL = 1 << 20
 _SAMPLE = 1 << 16
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,23 @@ class Checkpoint:
         name = self.index.get("_class_name")
         if not isinstance(name, str):
             raise LoadError(f"{self.folder}/{INDEX}: _class_name is missing")
-        return name
+        return self._name("_class_name", name)
 
     @property
     def components(self) -> dict[str, tuple[str, str] | None]:
-        """The parts that model_index.json names: component -> (library, class), None where one is left out."""
+        """The parts that model_index.json names: component -> (library, class), None where one is left out. LoadError:
+        a name that is none, for it becomes a folder's.
+        """
         return {
-            name: None if value[0] is None else (str(value[0]), str(value[1]))
+            self._name("the component", name): None if value[0] is None else (str(value[0]), str(value[1]))
             for name, value in self.index.items()
             if isinstance(value, list) and len(value) == 2
         }
+
+    def _name(self, what: str, name: str) -> str:
+        if not name.isidentifier() or len(name) > _LONGEST_NAME:
+            raise LoadError(f"{self.folder}/{INDEX}: {what} {name[:_LONGEST_NAME]!r} is not a name")
+        return name
 
     def pipeline_settings(self, known: Container[str]) -> dict[str, JsonValue]:
         """What model_index.json says to the pipeline itself, as far as it is known."""

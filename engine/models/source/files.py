@@ -66,7 +66,7 @@ def json_object(text: str | bytes, where: object) -> dict[str, JsonValue]:
     """The JSON object in a file's content. LoadError names `where` it came from."""
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{where}: {error}") from error
     if not isinstance(content, dict):
         raise LoadError(f"{where}: not a JSON object")

@@ -18,12 +18,15 @@ log = logging.getLogger(__name__)
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ID = re.compile(rf"(?P<name>{_PART}/{_PART})(@(?P<revision>[^@\s]+))?")
+_SHOWN = 100
 
 
 def split_id(model: str) -> tuple[str, str | None] | None:
     """Name and revision of a hub id; None: it has not the form of one."""
     match = _ID.fullmatch(model)
-    return (match["name"], match["revision"]) if match else None
+    if match is None or {".", "..", ""}.intersection((match["revision"] or "main").split("/")):
+        return None  # a revision becomes a path in the cache
+    return match["name"], match["revision"]
 
 
 def fetch(model: str) -> Path:
@@ -47,6 +50,10 @@ def fetch(model: str) -> Path:
         raise Unsupported(
             f"no model {model!r}: it is no folder here, and the hub has none of this name that you may read"
             " (a private one needs HF_TOKEN)"
+        ) from error
+    except errors.HFValidationError as error:
+        raise Unsupported(
+            f"no model {model[:_SHOWN]!r}: it is no folder here, and the hub has no ids of this form"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise Unsupported(f"{model}: {name} has no revision {revision}") from error

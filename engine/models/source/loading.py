@@ -18,6 +18,17 @@ from saggar.engine.platform.base import Placement
 
 LIBRARIES = ("diffusers", "transformers")
 _LONGEST_REASON = 400
+_AUTO = {"AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor"}
+_SMALL = {
+    "BaseGuidance",
+    "FeatureExtractionMixin",
+    "ImageProcessingMixin",
+    "PreTrainedTokenizerBase",
+    "ProcessorMixin",
+    "SchedulerMixin",
+    "VaeImageProcessor",
+}
+"""What is no model and yet a part of pipelines: classes that read no weights."""
 
 
 def load_pipeline(
@@ -84,14 +95,29 @@ def _kind(checkpoint: Checkpoint, name: str, class_name: str) -> type[Any]:
             f"{checkpoint.folder}: component {name}: {library} has no class {class_name}: this checkpoint needs another"
             " version of it, or a plug-in"
         )
+    if not (issubclass(kind, torch.nn.Module) or _is_small(kind)):
+        raise LoadError(
+            f"{checkpoint.folder}: component {name}: {class_name} is neither a model nor a tokenizer, processor or"
+            " scheduler: name the class itself in model_index.json"
+        )
     return kind
+
+
+def _is_small(kind: type[Any]) -> bool:
+    """Whether it is read from configurations alone. Others, such as AutoModel or a whole pipeline, fall back to
+    pickles where they find no safetensors.
+    """
+    names = {base.__name__ for base in kind.__mro__}
+    is_placeholder = type(kind).__name__ == "DummyObject"  # which says what has to be installed
+    return is_placeholder or kind.__name__ in _AUTO or not _SMALL.isdisjoint(names)
 
 
 def _load_part(kind: Any, folder: Path, weights: Mapping[str, Weights], placement: Placement) -> object:
     try:
         if folder.name in weights:
             return _load_module(kind, folder, weights[folder.name], placement)
-        return kind.from_pretrained(str(folder), local_files_only=True)
+        options = {"trust_remote_code": False} if kind.__name__ in _AUTO else {}  # or it asks at the terminal
+        return kind.from_pretrained(str(folder), local_files_only=True, **options)
     except EngineError:
         raise
     except Exception as error:

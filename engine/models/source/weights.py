@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         text = file.read(length)
     try:
         tensors, end = _parse(text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path}: its header is damaged: {AGAIN}") from error
     if 8 + length + end != size:
         raise LoadError(f"{path}: {size} bytes, and it should have {8 + length + end}: {AGAIN}")
@@ -90,14 +91,33 @@ _CONVERT = (
 
 
 def _parse(text: bytes) -> tuple[dict[str, Tensor], int]:
-    """Tensors, and where the data of the last one ends."""
-    tensors, end = {}, 0
+    """Tensors, and where the data of the last one ends. ValueError and its like: they overlap, leave gaps, or have
+    another size than their shape says.
+    """
+    tensors, places = {}, []
     for name, entry in json.loads(text).items():
         if name != "__metadata__":
             first, last = entry["data_offsets"]
-            tensors[name] = Tensor(str(entry["dtype"]), tuple(map(int, entry["shape"])), last - first)
-            end = max(end, last)
+            tensors[name] = _tensor(entry["dtype"], entry["shape"], last - first)
+            places.append((first, last))
+    end = 0
+    for first, last in sorted(places):
+        if first != end:
+            raise ValueError(f"data begins at {first}, not at {end}")
+        end = last
     return tensors, end
+
+
+def _tensor(dtype: object, shape: list[object], size: object) -> Tensor:
+    """ValueError: they do not go together."""
+    sides = [side for side in shape if type(side) is int and side >= 0]
+    if not (isinstance(dtype, str) and dtype.isidentifier() and type(size) is int and size >= 0):
+        raise ValueError("no dtype, or no place of its data")
+    tensor = Tensor(dtype, tuple(sides), size)
+    bits = int((re.match(r"[A-Z]+(\d+)", dtype) or ["", "0"])[1])
+    if len(sides) < len(shape) or (bits and tensor.values * bits != size * 8):
+        raise ValueError("its shape has another size than its data")
+    return tensor
 
 
 def _check_shards(folder: Path, variant: str | None, names: set[str]) -> None:
@@ -105,9 +125,9 @@ def _check_shards(folder: Path, variant: str | None, names: set[str]) -> None:
     for path in sorted(folder.glob("*.safetensors.index*.json")):
         try:
             shards = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            of_variant, _ = choose_weights(shards)
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise LoadError(f"{path}: not an index of shards: {AGAIN}") from error
-        of_variant, _ = choose_weights(shards)
         if of_variant == variant and (missing := sorted(shards - names)):
             raise LoadError(f"{folder}: the shard {missing[0]} is missing: {AGAIN}")
 

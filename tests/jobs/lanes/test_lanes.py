@@ -181,6 +181,23 @@ def test_the_heartbeat_keeps_what_a_task_has_taken_up_and_gives_back_what_none_h
     assert not lanes.started(b), "too late"
 
 
+def test_a_task_that_comes_while_its_message_goes_back_is_told_so(make, monkeypatch):
+    lanes = make()
+    lanes.start_s = 0.0
+    put(lanes, "a")
+    assert lanes.take(LANE, 8)
+    began, requeue = [], lanes.requeue
+
+    def late(tag):
+        began.append(lanes.started(tag))
+        requeue(tag)
+
+    monkeypatch.setattr(lanes, "requeue", late)
+    lanes.beat()
+    assert began == [False]
+    assert lanes.store.size(LANE).waiting == 1
+
+
 def test_lost_leases_are_told_once_and_free_their_seats(make):
     engine = Engine(Want(rows=8))
     lanes = make(engine)
