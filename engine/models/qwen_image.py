@@ -20,6 +20,7 @@ from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.parallel.plans import SequencePlan
+from saggar.engine.params import Narrowing
 from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
@@ -59,6 +60,11 @@ class QwenImage(PackedFamily[QwenImageParams]):
     masks: ClassVar = {"joint": "keys"}
     batch_fields = ("height", "width")
     longest_text = LONGEST_TEXT
+
+    def narrowing(self) -> Narrowing:
+        """A schedule that is stretched to its end has two steps: with one, diffusers divides nothing by nothing."""
+        steps = {"minimum": 2} if self.checkpoint.config("scheduler").get("shift_terminal") else {}
+        return {**super().narrowing(), "num_inference_steps": steps}
 
     def branches_of(self, params: QwenImageParams, request: Request) -> tuple[str, ...]:
         """A second forward only for true guidance."""

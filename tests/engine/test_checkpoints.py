@@ -398,6 +398,12 @@ def test_without_a_table_of_sizes_there_is_no_resolution_binning(models: Models,
         family.validate(binned)
 
 
+def test_a_schedule_that_is_stretched_to_its_end_has_two_steps(models: Models) -> None:
+    family = open_family(str(models("qwen-image")))
+    with pytest.raises(InvalidRequest, match=r"params\.num_inference_steps: 1 is out of range"):
+        family.validate(Request("a", "x", params={"num_inference_steps": 1}))
+
+
 def test_an_instruction_is_no_longer_than_a_prompt(models: Models) -> None:
     family = open_family(str(models("sana")))
     lines = ["x" * family.limits["max_prompt_chars"], "x"]

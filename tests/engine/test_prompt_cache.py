@@ -78,7 +78,7 @@ def test_equal_texts_are_encoded_once_in_a_batch_and_once_in_a_run(
     engine = make_engine("sd3", prompt_cache_mb=megabytes, max_batch=4, warmup=())
 
     def run(name: str, length: int) -> list[Any]:
-        params: dict[str, Any] = {"num_inference_steps": 1, "max_sequence_length": length}
+        params: dict[str, Any] = {"num_inference_steps": 2, "max_sequence_length": length}
         requests = [
             Request(f"{name}{i}", "fox", negative_prompt="bad", seed=i, params=params) for i in range(3)
         ]
