@@ -4,6 +4,7 @@ Every command may be sent twice (redis-py repeats one whose reply it did not see
 requeue or extend changes nothing more and answers the same. Raises redis.RedisError, and nothing of its own.
 """
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,6 +16,8 @@ from saggar.jobs.lanes.script import ALLOW_OOM, knows_flags, script
 
 if TYPE_CHECKING:
     import redis
+
+logger = logging.getLogger(__name__)
 
 ANY_CLASS = 9
 # What empties a lane or keeps its leases must work on a server at its memory limit; a put must not.
@@ -28,6 +31,7 @@ class Outcome(StrEnum):
     DEAD = "dead"  # returned once too often: it is a dead letter now
     GONE = "gone"  # the message does not exist any more: acknowledged before, or purged
     STALE = "stale"  # refused: it was delivered again since, or given back
+    FAILED = "failed"  # the script failed, over a record that somebody has damaged: the lease will run out
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +193,26 @@ class LaneStore:
         return _ACK[self._run("ack", tag.lane, tag.id, tag.delivery)]
 
     def ack_many(self, tags: Sequence[Tag]) -> list[Outcome]:
-        """In one round trip; in more where the server does not know the script yet."""
-        from redis.exceptions import NoScriptError
+        """In one round trip; in more where the server does not know the script yet. One that fails is no fault of
+        the others."""
+        from redis.exceptions import NoScriptError, ResponseError
 
-        if len(tags) < 2:
-            return [self.ack(tag) for tag in tags]
+        if not tags:
+            return []
         pipe = self.client.pipeline(transaction=False)
         for tag in tags:
             pipe.evalsha(self._script("ack").sha, 1, self.base(tag.lane), tag.id, tag.delivery)
         outcomes = []
         for tag, reply in zip(tags, pipe.execute(raise_on_error=False), strict=True):
-            if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+            if isinstance(reply, NoScriptError):
+                outcomes.append(self.ack(tag))
+            elif isinstance(reply, ResponseError):
+                logger.error("the acknowledgement of %s failed: %s", tag.id, reply)
+                outcomes.append(Outcome.FAILED)
+            elif isinstance(reply, Exception):
                 raise reply
-            outcomes.append(self.ack(tag) if isinstance(reply, Exception) else _ACK[reply])
+            else:
+                outcomes.append(_ACK[reply])
         return outcomes
 
     def requeue(self, tag: Tag, *, counted: bool = True, due_us: int = 0) -> Outcome:

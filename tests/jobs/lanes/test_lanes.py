@@ -333,3 +333,18 @@ def test_retried_messages_keep_their_job_id_in_hooks(make):
 def test_a_second_delivery_says_so():
     payload = inflate({"headers": {"id": "a"}}, Tag(LANE, "a", 2), 2, "k", 1)
     assert payload["headers"]["redelivered"]
+
+
+def test_an_acknowledgement_that_fails_is_told_once_and_holds_up_no_fetch(make, caplog):
+    lanes = make()
+    lanes.add_waker(lambda: None)  # acknowledgements wait for a flush
+    put(lanes, "a", "b")
+    for tag in tags(lanes.take(LANE, 2)):
+        lanes.ack(tag)
+    holder = f"{LANE}:o:{lanes.owner}"
+    lanes.store.client.delete(holder)
+    lanes.store.client.set(holder, "no set")
+    for _ in range(2):
+        lanes.flush()
+    assert caplog.text.count("the acknowledgement of a failed") == 1
+    assert caplog.text.count("the acknowledgement of b failed") == 1
