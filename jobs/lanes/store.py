@@ -123,9 +123,11 @@ class LaneStore:
 
     def _script(self, name: str) -> Any:
         if name not in self._scripts:
-            flags = self._flags() if name in _DRAINS else ""
-            self._scripts[name] = self.client.register_script(flags + script(name))
+            self._scripts[name] = self.client.register_script(self._text(name))
         return self._scripts[name]
+
+    def _text(self, name: str) -> str:
+        return (self._flags() if name in _DRAINS else "") + script(name)
 
     def _run(self, name: str, lane: str, *args: str | int) -> Any:
         return self._script(name)(keys=[self.base(lane)], args=args)
@@ -195,25 +197,20 @@ class LaneStore:
     def ack_many(self, tags: Sequence[Tag]) -> list[Outcome]:
         """In one round trip; in more where the server does not know the script yet. One that fails is no fault of
         the others."""
-        from redis.exceptions import NoScriptError, ResponseError
+        from redis.exceptions import NoScriptError
 
         if not tags:
             return []
         pipe = self.client.pipeline(transaction=False)
         for tag in tags:
             pipe.evalsha(self._script("ack").sha, 1, self.base(tag.lane), tag.id, tag.delivery)
-        outcomes = []
-        for tag, reply in zip(tags, pipe.execute(raise_on_error=False), strict=True):
-            if isinstance(reply, NoScriptError):
-                outcomes.append(self.ack(tag))
-            elif isinstance(reply, ResponseError):
-                logger.error("the acknowledgement of %s failed: %s", tag.id, reply)
-                outcomes.append(Outcome.FAILED)
-            elif isinstance(reply, Exception):
-                raise reply
-            else:
-                outcomes.append(_ACK[reply])
-        return outcomes
+        replies = pipe.execute(raise_on_error=False)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            pipe.script_load(self._text("ack"))
+            for tag in tags:  # what was told already is told again, and answers the same
+                pipe.evalsha(self._script("ack").sha, 1, self.base(tag.lane), tag.id, tag.delivery)
+            _, *replies = pipe.execute(raise_on_error=False)
+        return [_acked(tag, reply) for tag, reply in zip(tags, replies, strict=True)]
 
     def requeue(self, tag: Tag, *, counted: bool = True, due_us: int = 0) -> Outcome:
         """Back to its old place, or aside until `due_us`; not `counted`: as if never delivered."""
@@ -283,3 +280,14 @@ class LaneStore:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _acked(tag: Tag, reply: int | Exception) -> Outcome:
+    from redis.exceptions import ResponseError
+
+    if isinstance(reply, ResponseError):
+        logger.error("the acknowledgement of %s failed: %s", tag.id, reply)
+        return Outcome.FAILED
+    if isinstance(reply, Exception):
+        raise reply
+    return _ACK[reply]
