@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from saggar.engine.attention.base import Backend
-from saggar.engine.attention.processors import REPLACED, SEAMLESS
+from saggar.engine.attention.processors import REPLACED, SEAMLESS, Linear
 from saggar.engine.attention.site import Site, attend
+from saggar.engine.parallel.mesh import Axis
 
 _ARGUMENTS = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "_parallel_config",
@@ -58,6 +59,13 @@ def install(found: Found, site: Site) -> None:
     processor._attention_backend = _registered(site.backend)
     processor._parallel_config = site
     module.processor = processor
+
+
+def share_linear(denoiser: torch.nn.Module, axis: Axis) -> None:
+    """Its linear attentions sum over the ranks of an axis."""
+    for module in denoiser.modules():
+        if type(getattr(module, "processor", None)).__name__ in SEAMLESS:
+            cast("Any", module).set_processor(Linear(axis))
 
 
 def _role(name: str, module: Any) -> str:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from saggar.engine.attention.site import Site, attend
+from saggar.engine.errors import Unsupported
+from saggar.engine.parallel.mesh import Axis
 
 
 class Plain:
@@ -74,6 +77,38 @@ class Joint:
         if text is None:
             return projected
         return projected, rest if attn.context_pre_only else attn.to_add_out(rest)
+
+
+class Linear:
+    """Linear attention whose sum over the keys goes over all ranks of an axis: Sana (Xie et al., arXiv 2410.10629).
+
+    A rank sums over its own keys; the sums, of the size of a head squared, are added up.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[B, own length, C] to the same shape. Unsupported: a mask."""
+        if attention_mask is not None:
+            raise Unsupported("linear attention over ranks takes no mask")
+        keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q, k = _normed(attn.to_q(hidden_states), attn.norm_q), _normed(attn.to_k(keys), attn.norm_k)
+        q, k, v = (x.float() for x in _heads(attn, q.relu(), k.relu(), attn.to_v(keys)))  # [B, L, H, D]
+        sums = torch.einsum("blhd,blhe->bhde", k, v)
+        norm = k.sum(1)  # [B, H, D]
+        both = torch.cat((sums, norm.unsqueeze(-1)), dim=-1).contiguous()
+        dist.all_reduce(both, group=self.axis.group)
+        weighed = torch.einsum("blhd,bhde->blhe", q, both)
+        out = (weighed[..., :-1] / (weighed[..., -1:] + 1e-15)).flatten(2).to(hidden_states.dtype)
+        projected: torch.Tensor = attn.to_out[1](attn.to_out[0](out))
+        return projected.clip(-65504, 65504) if hidden_states.dtype == torch.float16 else projected
 
 
 def _heads(attn: Any, *projected: torch.Tensor) -> tuple[torch.Tensor, ...]:

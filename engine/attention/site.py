@@ -19,9 +19,18 @@ from saggar.engine.parallel.mesh import Axis, Mesh, share, shares
 
 @dataclass
 class Streams:
-    """How long the sequences of the present forward are, over all ranks, by name. The plan's hooks write it."""
+    """How long the sequences of the present forward are, over all ranks, by name. The plan's hooks write it.
+
+    `units`: so many tokens stay together, the row of a picture, where it is not 1.
+    """
 
     lengths: dict[str, int] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+
+    def shares(self, name: str, parts: int) -> list[int]:
+        """Tokens of each part of a stream."""
+        unit = self.units.get(name, 1)
+        return [units * unit for units in shares(self.lengths[name] // unit, parts)]
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Shared:
         parts = self.mesh.sp.size
         return [
             sum(sizes)
-            for sizes in zip(*(shares(self.streams.lengths[n], parts) for n in self.names), strict=True)
+            for sizes in zip(*(self.streams.shares(name, parts) for name in self.names), strict=True)
         ]
 
 

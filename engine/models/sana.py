@@ -20,6 +20,7 @@ from saggar.engine.models.binned import BinnedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import per_text
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ class Sana(BinnedFamily[SanaParams]):
     pipeline = "SanaPipeline"
     Params = SanaParams
     bins: ClassVar[Mapping[int, int]] = {16: 512, 32: 1024, 64: 2048, 128: 4096}
+    sequence_plan = SequencePlan(
+        {"transformer_blocks.*.attn2": ()},
+        splits={
+            "transformer_blocks.0": {"hidden_states": Split(1, stream="image", unit="width")},
+            "transformer_blocks.*": {"height": Split(0)},
+        },
+        gathers={"proj_out": Gather(1)},
+        convolutions={
+            f"transformer_blocks.*.ff.conv_{name}": "image" for name in ("inverted", "depth", "point")
+        },
+    )
     masks: ClassVar = {"cross": "any"}
     grid = 32
     usual_text = SanaParams.max_sequence_length

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from saggar.engine.attention.base import Backend, MaskKind, Need
-from saggar.engine.attention.dispatch import Found, find_sites, install
+from saggar.engine.attention.dispatch import Found, find_sites, install, share_linear
 from saggar.engine.attention.select import choose
 from saggar.engine.attention.site import Shared, Site, Streams
 from saggar.engine.choices import Choice, wish_of
@@ -56,6 +56,7 @@ class Attachment:
             backend = self._kernel(found, denoiser, shared is not None and self._mesh.ring.size > 1)
             install(found, Site(found.name, found.role, backend, shared))
         if plan is not None:
+            share_linear(denoiser, self._mesh.sp)
             apply_plan(denoiser, plan, self._mesh.sp, streams)
 
     @property

@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from saggar.engine.attention.site import Streams, gather
 from saggar.engine.errors import Unsupported
-from saggar.engine.parallel.mesh import Axis, share, shares
+from saggar.engine.parallel.convolve import share_convolution
+from saggar.engine.parallel.mesh import Axis, shares
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split, matches
 
 
@@ -23,6 +24,9 @@ def apply_plan(denoiser: torch.nn.Module, plan: SequencePlan, axis: Axis, stream
             outputs = {k: s for k, s in splits.items() if isinstance(k, int)}
             if outputs:
                 module.register_forward_hook(_output_splitter(outputs, axis, streams))
+    for pattern, stream in plan.convolutions.items():
+        for name, module in modules(denoiser, pattern):
+            share_convolution(name, module, stream, axis, streams)
     for pattern, wish in plan.gathers.items():
         for _, module in modules(denoiser, pattern):
             module.register_forward_hook(_gatherer(wish, axis, streams))
@@ -52,6 +56,10 @@ def _split_inputs(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = list(args)
+        for split in splits.values():
+            if split.stream is not None and split.unit is not None:
+                place = order.index(split.unit)
+                streams.units[split.stream] = kwargs[split.unit] if split.unit in kwargs else given[place]
         for parameter, split in splits.items():
             place = order.index(parameter)
             if parameter in kwargs:
@@ -78,18 +86,21 @@ def _output_splitter(splits: Mapping[int, Split], axis: Axis, streams: Streams) 
 
 def _gatherer(wish: Gather, axis: Axis, streams: Streams) -> Callable[..., object]:
     def after(_: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
-        lengths = list(shares(streams.lengths[wish.stream], axis.size))
-        return gather(output, wish.dim, lengths, axis)
+        return gather(output, wish.dim, streams.shares(wish.stream, axis.size), axis)
 
     return after
 
 
 def _cut(value: object, split: Split, axis: Axis, streams: Streams) -> object:
-    """This rank's share; what is no tensor, or has other dimensions, is everybody's."""
+    """This rank's share; what is neither tensor nor number, or has other dimensions, is everybody's."""
+    if isinstance(value, int):
+        return shares(value, axis.size)[axis.index]
     if not isinstance(value, torch.Tensor) or split.dims not in (None, value.ndim):
         return value
     length = value.shape[split.dim]
-    if split.stream is not None:
+    if split.stream is None:
+        sizes = list(shares(length, axis.size))
+    else:
         streams.lengths[split.stream] = length
-    part = share(length, axis)
-    return value.narrow(split.dim, part.start, part.stop - part.start)
+        sizes = streams.shares(split.stream, axis.size)
+    return value.narrow(split.dim, sum(sizes[: axis.index]), sizes[axis.index])

@@ -20,13 +20,15 @@ _STREAMS = {"hidden_states": "image", "encoder_hidden_states": "text"}
 
 @dataclass(frozen=True)
 class Split:
-    """Cut a tensor along `dim`, if it has `dims` dimensions or those do not matter. `stream`: its length there is
-    that of this stream, for sites and for gathering.
+    """Cut a tensor along `dim`, if it has `dims` dimensions or those do not matter; of a number a rank gets its share.
+    `stream`: its length there is that of this stream, for sites and for gathering. `unit`: the parameter that says how
+    many tokens stay together.
     """
 
     dim: int
     dims: int | None = None
     stream: str | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,13 @@ class SequencePlan:
 
     splits: of a module its parameters by name, or its outputs by number. gathers: of a module its output.
     sites: the streams that an attention module attends to in parts; none where a rank has all its keys whole.
-    theirs: splits and gathers are diffusers' own.
+    convolutions: those that work on a stream in parts. theirs: splits and gathers are diffusers' own.
     """
 
     sites: Mapping[str, tuple[str, ...]]
     splits: Mapping[str, Mapping[str | int, Split]] = field(default_factory=dict)
     gathers: Mapping[str, Gather] = field(default_factory=dict)
+    convolutions: Mapping[str, str] = field(default_factory=dict)
     theirs: bool = False
 
     def of(self, denoiser: torch.nn.Module) -> SequencePlan:

@@ -32,7 +32,7 @@ PAIRS = [
     ("z-image", Way(ulysses=2, cfg=2)),
     ("sdxl", Way(cfg=3)),
 ]
-UNPLANNED = ("sdxl", "sdxl-distilled", "sana")
+UNPLANNED = ("sdxl", "sdxl-distilled")
 """Tiny models whose families have no sequence plan."""
 MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS if not (way.sequence and name in UNPLANNED)]
 

@@ -15,6 +15,7 @@ from saggar.engine.attention.backends.torch_sdpa import TorchSdpa
 from saggar.engine.attention.parallel.ring import merge
 from saggar.engine.attention.site import Shared, Site, Streams, attend, gather
 from saggar.engine.degrees import Degrees
+from saggar.engine.parallel.convolve import share_convolution
 from saggar.engine.parallel.mesh import Mesh, share, shares
 
 ATOL = 1e-5
@@ -101,6 +102,21 @@ def gathered(mesh: Mesh) -> bool:
     return same and torch.equal(gather(part > 7, 1, lengths, mesh.sp), whole > 7)
 
 
+def convolved(mesh: Mesh, rows: int) -> float:
+    """How far a depthwise convolution of a picture in parts is from that of the whole, 5 channels and 4 pixels wide."""
+    torch.manual_seed(rows)
+    picture = torch.randn(2, 5, rows, 4)
+    depth, pixels = torch.nn.Conv2d(5, 5, 3, padding=1, groups=5), torch.nn.Conv2d(5, 3, 1)
+    part = share(rows, mesh.sp)
+    expected = pixels(depth(picture))[:, :, part]
+    streams = Streams({"image": rows * 4}, {"image": 4})
+    for name, module in (("depth", depth), ("pixels", pixels)):
+        share_convolution(name, module, "image", mesh.sp, streams)
+    found = pixels(depth(picture[:, :, part]))
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max()) if found.numel() else 0.0
+
+
 def rank(number: int, degrees: Degrees, port_file: str, results: Any) -> None:
     """One process of a world."""
     torch.set_num_threads(1)
@@ -108,6 +124,7 @@ def rank(number: int, degrees: Degrees, port_file: str, results: Any) -> None:
     mesh = Mesh.of(degrees, number, lambda ranks: dist.new_group(list(ranks)))
     with torch.inference_mode():
         found = [difference(shape, mesh) for shape in SHAPES]
+        assert max(convolved(mesh, rows) for rows in (1, 3, 8)) <= ATOL
         results.put((number, found, gathered(mesh)))
     dist.barrier()
     dist.destroy_process_group()
