@@ -22,6 +22,8 @@ class Case:
     of one dictionary together change the picture. samplers: words of the scheduler's configuration, or another class
     (`_class_name`), that the family must bear as the plain pipeline does.
     stochastic: such words that make the sampler draw noise in each step.
+    kernels: what its attention runs on, as the numerics of a result name it; "own" where the transformer calls no
+    kernel of ours.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Case:
     options: tuple[dict[str, Any], ...] = ()
     samplers: tuple[dict[str, Any], ...] = ()
     stochastic: dict[str, Any] = field(default_factory=lambda: {"stochastic_sampling": True})
+    kernels: str = "torch_sdpa"
 
     def requests(self) -> list[Request]:
         """Three that differ in all that rows may differ in: texts, steps, guidance, seeds, outputs."""

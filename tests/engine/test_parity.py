@@ -421,7 +421,7 @@ def test_pixels_are_bytes_by_default(
     assert output.arrays[0].dtype == np.uint8
     expected = _plain(models(family), family)(request)
     assert np.abs(floats(output) / 255 - expected).max() <= 0.5 / 255 + ATOL
-    assert output.numerics == "float32/cpu/torch_sdpa"
+    assert output.numerics == f"float32/cpu/{case.kernels}"
 
 
 def test_every_default_equals_the_pipelines_own(case: Case) -> None:
