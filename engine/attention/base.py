@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from saggar.engine.choices import OptionValue
 from saggar.engine.errors import Unsupported
 
@@ -177,6 +178,23 @@ def added(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return mask.to(like.dtype)
     zero = torch.zeros((), dtype=like.dtype, device=mask.device)
     return torch.where(mask, zero, zero + torch.finfo(like.dtype).min / 2)
+
+
+def by_torch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """torch's scaled_dot_product_attention on [B, S, H, D]; fewer heads of keys than of queries are shared by them."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    shared = k.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared
+    )
+    return out.transpose(1, 2)
 
 
 def _short(dtype: torch.dtype) -> str:

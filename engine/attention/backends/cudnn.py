@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from saggar.engine.attention.base import HALVES, Backend, Traits, added
+from saggar.engine.attention.base import HALVES, Backend, Traits, added, by_torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -26,13 +25,8 @@ class Cudnn(Backend):
         scale: float | None,
     ) -> torch.Tensor:
         """torch raises where cuDNN has no plan for the shape."""
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        shared = k.shape[1] != q.shape[1]
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared
-            )
-        return out.transpose(1, 2)
+            return by_torch(q, k, v, mask, causal, scale)
 
     def attend_lse(
         self,

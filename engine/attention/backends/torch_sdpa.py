@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from saggar.engine.attention.base import FLOATS, Backend, Traits, added
+from saggar.engine.attention.base import FLOATS, Backend, Traits, added, by_torch
 
 
 class TorchSdpa(Backend):
@@ -31,13 +30,8 @@ class TorchSdpa(Backend):
         causal: bool,
         scale: float | None,
     ) -> torch.Tensor:
-        """F.scaled_dot_product_attention; fewer heads of keys than of queries are shared by them."""
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        shared = k.shape[1] != q.shape[1]
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=shared
-        )
-        return out.transpose(1, 2)
+        """Whatever kernel torch picks."""
+        return by_torch(q, k, v, mask, causal, scale)
 
     def attend_lse(
         self,
