@@ -207,9 +207,9 @@ class Book:
             return EngineClosed("the engine was closed")
         if row.status != "done":
             return None
-        if len(row.arrays) != live.entry.request.num_outputs:
-            asked = live.entry.request.num_outputs
-            return RowFailed(f"{asked} outputs were asked for and {len(row.arrays)} came")
+        asked = live.entry.request.num_outputs
+        if not row.media or len(row.media) % asked:
+            return RowFailed(f"{asked} outputs were asked for and {len(row.media)} came")
         return live.output(row, self._numerics)
 
     def _end(self, live: Live, outcome: Output | EngineError) -> Ending:

@@ -77,8 +77,8 @@ class Live:
         if row.step > self.entry.step:
             self.entry.step, self.entry.steps = row.step, row.steps
             self._tell("step")
-        for step, arrays in row.chunks:
-            self._publish(EngineEvent("chunk", self.entry.id, step, row.steps, arrays=tuple(arrays)))
+        for step, media in row.chunks:
+            self._publish(EngineEvent("chunk", self.entry.id, step, row.steps, media=tuple(media)))
 
     def finish(self, outcome: Output | EngineError) -> None:
         """The last event, and the result for whoever waits."""
@@ -92,10 +92,11 @@ class Live:
     def output(self, row: RowReport, numerics: str) -> Output:
         """The request's output from the rank's last report."""
         request = self.entry.request
+        each = len(row.media) // request.num_outputs
         return Output(
             request_id=request.id,
-            arrays=list(row.arrays),
-            seeds=[request.seed + index for index in range(request.num_outputs)],
+            media=list(row.media),
+            seeds=[request.seed + index for index in range(request.num_outputs) for _ in range(each)],
             batch_id=self.entry.batch_id,
             batch_size=self.entry.batch_size,
             steps=row.steps,

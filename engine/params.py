@@ -2,8 +2,8 @@
 checked here.
 
 Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const, items, minItems,
-maxItems, default, description, and anyOf (for "or null"). Any other is refused when the schema is made, never a rule
-that is silently not applied. Parameters are scalars or lists of scalars.
+maxItems, default, description, anyOf (for "or null"), and x-tasks: the tasks that a parameter is for. Any other is
+refused when the schema is made, never a rule that is silently not applied. Parameters are scalars or lists of scalars.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list, tuple),
     "null": (type(None),),
 }
-_NOTES = {"title", "description", "default"}
+_NOTES = {"title", "description", "default", "x-tasks"}
 _RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _RULES: dict[str, set[str]] = {
     "integer": _RANGE,
@@ -74,8 +74,12 @@ def check_schema(schema: JsonSchema) -> None:
             raise LoadError(f"parameter {name}: its default {problem}")
 
 
-def check_params(params: Mapping[str, ParamValue], schema: JsonSchema) -> dict[str, ParamValue]:
-    """All parameters, defaults filled in. InvalidRequest names the first field that is wrong."""
+def check_params(
+    params: Mapping[str, ParamValue], schema: JsonSchema, task: str = "t2i"
+) -> dict[str, ParamValue]:
+    """All parameters, defaults filled in. InvalidRequest names the first field that is wrong, or that says nothing to
+    this task and is not left at its default.
+    """
     properties = _properties(schema)
     for name in params:
         if name not in properties:
@@ -94,6 +98,9 @@ def check_params(params: Mapping[str, ParamValue], schema: JsonSchema) -> dict[s
         value = params.get(name, cast(ParamValue, words.get("default")))
         if name in params and (problem := _refusal(value, words)):
             raise InvalidRequest(f"params.{name}", problem, describe(words))
+        meant = cast("list[str]", words.get("x-tasks", [task]))
+        if task not in meant and value != words.get("default"):
+            raise InvalidRequest(f"params.{name}", f"says nothing to {task}", f"with {', '.join(meant)}")
         filled[name] = value
     return filled
 

@@ -1,14 +1,16 @@
 """What goes into the engine and what comes out: frozen data classes without torch.
 
 Who fills what: the caller a `Request`; the engine `EngineEvent`, `Output`, `Room`; the family `ModelInfo`.
-Shapes: pictures are H×W×3; the arrays of an Output stand in the order of their output index.
+Shapes are those of media.py; the media of an Output stand in the order of their output index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from saggar.engine.media import Clip, Counts, Media, Medium, Sound
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,11 +26,12 @@ SEED_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class Request:
-    """One wish: `num_outputs` pictures of one prompt.
+    """One wish: `num_outputs` pictures, videos or sounds of one prompt.
 
     `params` are the family's own fields, still unchecked; `Engine.validate` returns a copy with all of
     them filled in. `negative_prompt` None means none, "" is a negative prompt. `deadline_s` counts from
-    the submit. `preview_every` asks for a coarse picture each so many steps (0: none).
+    the submit. `inputs`: what it starts from, by kind. `preview_every` asks for a coarse picture each so many
+    steps (0: none).
     """
 
     id: str
@@ -38,7 +41,7 @@ class Request:
     negative_prompt: str | None = None
     params: Mapping[str, ParamValue] = field(default_factory=dict)
     num_outputs: int = 1
-    inputs: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
+    inputs: Mapping[str, Sequence[Media]] = field(default_factory=dict)
     priority: int = BULK
     deadline_s: float | None = None
     preview_every: int = 0
@@ -51,18 +54,35 @@ class Request:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request. `arrays[i]` was drawn from `seeds[i]`; uint8 H×W×3, or float32 in 0..1 if
-    configured.
+    """A finished request. `media[i]` was drawn from `seeds[i]`; a model that makes several of one output (layers)
+    repeats its seed.
     """
 
     request_id: str
-    arrays: list[np.ndarray]
+    media: list[Media]
     seeds: list[int]
     batch_id: str
     batch_size: int
     steps: int
     timings: dict[str, float]
     numerics: str
+
+    @property
+    def images(self) -> list[np.ndarray]:
+        """The media of a model that makes pictures. TypeError: it makes something else."""
+        import numpy as np
+
+        return _only(self.media, np.ndarray)
+
+    @property
+    def clips(self) -> list[Clip]:
+        """The media of a model that makes videos. TypeError: it makes something else."""
+        return _only(self.media, Clip)
+
+    @property
+    def sounds(self) -> list[Sound]:
+        """The media of a model that makes sounds. TypeError: it makes something else."""
+        return _only(self.media, Sound)
 
 
 EventKind = Literal["started", "step", "preview", "chunk", "output", "error"]
@@ -72,7 +92,7 @@ EventKind = Literal["started", "step", "preview", "chunk", "output", "error"]
 class EngineEvent:
     """One line of a request's story; `output` or `error` is the last one, exactly once.
 
-    A `preview` has a coarse picture, a `chunk` the arrays of one piece of a streamed output. `cut` says
+    A `preview` has a coarse picture, a `chunk` the media of one piece of a streamed output. `cut` says
     why the batch held no more rows when it began; `error` is the text of an `error` event.
     """
 
@@ -85,7 +105,7 @@ class EngineEvent:
     cut: str = ""
     error: str = ""
     preview: np.ndarray | None = None
-    arrays: tuple[np.ndarray, ...] = ()
+    media: tuple[Media, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +113,8 @@ class ModelInfo:
     """What a loaded model takes and promises; JSON throughout (`to_dict`), so that it can be published.
 
     `params_schema` is a flat JSON Schema object; `batch_fields` are the params that rows of one batch
-    must share.
+    must share. `task_inputs` says for each task that takes files how many of each kind, at least and at most;
+    `medium` is what it makes.
     """
 
     model: str
@@ -106,11 +127,17 @@ class ModelInfo:
     limits: dict[str, int]
     revision: str
     numerics: str
+    medium: Medium = "image"
+    task_inputs: Mapping[str, Counts] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Plain JSON values; tuples become lists."""
         plain = asdict(self)
         plain["tasks"], plain["batch_fields"] = list(self.tasks), list(self.batch_fields)
+        plain["task_inputs"] = {
+            task: {kind: list(counts) for kind, counts in kinds.items()}
+            for task, kinds in self.task_inputs.items()
+        }
         return plain
 
 
@@ -125,3 +152,14 @@ class Room:
     seats: int
     open_key: str | None
     room: int
+
+
+_M = TypeVar("_M")
+
+
+def _only(media: Sequence[Media], kind: type[_M]) -> list[_M]:
+    found: list[_M] = [one for one in media if isinstance(one, kind)]
+    if len(found) < len(media):
+        other = next(type(one).__name__ for one in media if not isinstance(one, kind))
+        raise TypeError(f"this output has a {other}, not a {kind.__name__}")
+    return found

@@ -30,7 +30,7 @@ def main() -> None:
     with Engine.make(EngineConfig(model=wish.model)) as engine:
         for request, output in zip(requests, engine.generate(requests, progress=True), strict=True):
             path = wish.to / f"{request.id}.png"
-            Image.fromarray(output.arrays[0]).save(path)
+            Image.fromarray(output.images[0]).save(path)
             print(
                 f"{path}: {request.prompt!r}, seed {request.seed}, {output.steps} steps, batch of {output.batch_size}"
             )

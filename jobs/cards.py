@@ -42,7 +42,8 @@ class Limits(BaseModel):
 
 class ModelCard(BaseModel):
     """What one served model takes. `model` is the public name; `batch_fields` are the params that rows of
-    one batch must share; `formats` in order of preference, the first is the default."""
+    one batch must share; `formats` in order of preference, the first is the default; `task_inputs` says how many
+    files of each kind a task takes, at least and at most."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -56,6 +57,7 @@ class ModelCard(BaseModel):
     revision: str = ""
     formats: list[str] = ["png"]
     inputs: list[str] = []  # the kinds of files it takes: image, mask, audio, video
+    task_inputs: dict[str, dict[str, tuple[int, int]]] = {}
     loras: bool = False
     numerics: str = ""
 
@@ -102,7 +104,7 @@ def check_job(job: Job, card: ModelCard) -> Job:
     if job.task not in card.tasks:
         raise InvalidJob("task", f"{shown(job.task)} is not served by {card.model}", ", ".join(card.tasks))
     _check_extras(job, card)
-    params = card.checker.check(job.params)
+    params = card.checker.check(job.params, job.task)
     _check_limits(job, params, card.limits)
     output = job.output
     if output.format is None:
@@ -138,8 +140,18 @@ def _check_extras(job: Job, card: ModelCard) -> None:
     for kind, uris in job.inputs:
         if uris and kind not in card.inputs:
             raise InvalidJob(f"inputs.{kind}", f"is not taken by {card.model}", f"inputs: {taken}")
+    if card.task_inputs:  # a card of an older worker has none
+        _check_counts(job, card.task_inputs.get(job.task, {}))
     if job.loras and not card.loras:
         raise InvalidJob("loras", f"are not taken by {card.model}", "none")
+
+
+def _check_counts(job: Job, taken: Mapping[str, tuple[int, int]]) -> None:
+    for kind, uris in job.inputs:
+        least, most = taken.get(kind, (0, 0))
+        if not least <= len(uris) <= most:
+            allowed = str(least) if least == most else f"{least} to {most}"
+            raise InvalidJob(f"inputs.{kind}", f"{len(uris)} were given for {job.task}", allowed)
 
 
 def _check_limits(job: Job, params: dict[str, ParamValue], limits: Limits) -> None:

@@ -42,7 +42,17 @@ _RULES: dict[str, dict[str, str]] = {
     "array": {"minItems": "min_length", "maxItems": "max_length"},
 }
 _RULE_WORDS = {word for rules in _RULES.values() for word in rules}
-_WORDS = {"title", "description", "default", "examples", "deprecated", "readOnly", "$comment", "format"}
+_WORDS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "$comment",
+    "format",
+    "x-tasks",
+}
 _FORMS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "items"}
 _OBJECT_WORDS = _WORDS | {"type", "properties", "required", "additionalProperties", "$defs", "$schema", "$id"}
 _LIMIT_TEXTS = {
@@ -70,12 +80,13 @@ _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_inpu
 @dataclass(frozen=True)
 class ParamsChecker:
     """A card's rules, built once. `allowed` says for each name what it may be; `defaults` for those that
-    have one."""
+    have one; `tasks` for those that are not for every task."""
 
     model: type[BaseModel]
     allowed: dict[str, str]
     defaults: dict[str, ParamValue]
     required: tuple[str, ...]
+    tasks: dict[str, list[str]]
 
     @classmethod
     def from_schema(cls, schema: Schema) -> ParamsChecker:
@@ -101,9 +112,12 @@ class ParamsChecker:
             raise InvalidCard(f"params_schema: {' '.join(str(error).split())}") from error
         required = tuple(cast("list[str]", schema.get("required", [])))
         allowed = {name: _describe(rule, definitions) for name, rule in rules.items()}
-        return cls(model, allowed, defaults.model_dump(by_alias=True, exclude_unset=True), required)
+        tasks = {
+            name: cast("list[str]", rule["x-tasks"]) for name, rule in rules.items() if "x-tasks" in rule
+        }
+        return cls(model, allowed, defaults.model_dump(by_alias=True, exclude_unset=True), required, tasks)
 
-    def check(self, params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:
+    def check(self, params: Mapping[str, ParamValue], task: str = "t2i") -> dict[str, ParamValue]:
         """The params with defaults filled, sorted by name. 0, "" and null are values, never "not given".
 
         Raises InvalidJob naming `params.<name>` and what is allowed.
@@ -118,6 +132,9 @@ class ParamsChecker:
         for name in self.required:
             if name not in filled:
                 raise InvalidJob(f"params.{name}", "is required", self.allowed.get(name, ""))
+        for name, meant in self.tasks.items():
+            if task not in meant and filled.get(name) != self.defaults.get(name):
+                raise InvalidJob(f"params.{name}", f"says nothing to {task}", f"with {', '.join(meant)}")
         return dict(sorted(filled.items()))
 
 

@@ -40,7 +40,7 @@ FORBIDDEN = {
     "workers": set[str](),
 }
 FLOORS = [
-    {"request", "config", "errors", "choices", "degrees", "params", "batch_key", "platform"},
+    {"request", "media", "config", "errors", "choices", "degrees", "params", "batch_key", "platform"},
     {"sched", "parallel.mesh"},
     {"attention"},
     {"parallel", "cache", "memory"},
@@ -198,7 +198,7 @@ def _is_cuda(node: ast.Attribute) -> bool:
 
 
 @pytest.mark.parametrize(
-    "part", ["request", "config", "choices", "degrees", "errors", "params", "batch_key", "sched"]
+    "part", ["request", "media", "config", "choices", "degrees", "errors", "params", "batch_key", "sched"]
 )
 def test_the_lower_floors_never_import_torch(part: str) -> None:
     paths = [

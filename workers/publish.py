@@ -179,7 +179,7 @@ class Publisher:
     ) -> tuple[list[SpoolItem], tuple[ManifestOutput, ...]]:
         items: list[SpoolItem] = []
         outputs: list[ManifestOutput] = []
-        for index in range(len(output.arrays)):
+        for index in range(len(output.images)):
             picture, side, described = self._encode_one(job, attempt, output, index)
             items += [picture, side]
             outputs.append(described)
@@ -189,7 +189,7 @@ class Publisher:
         self, job: Job, attempt: int, output: Output, index: int
     ) -> tuple[SpoolItem, SpoolItem, ManifestOutput]:
         """The picture, its sidecar, and the manifest's line about both."""
-        array, seed = output.arrays[index], output.seeds[index]
+        array, seed = output.images[index], output.seeds[index]
         height, width = array.shape[:2]
         encoded = encode_image(
             array, image_format(job.output.format), job.output.quality, _parameters(job, seed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+from saggar.engine.media import Media
 from saggar.engine.request import ModelInfo, ParamValue, Request
 from saggar.jobs.cards import Limits, ModelCard
 from saggar.jobs.schema import Job
@@ -14,14 +15,15 @@ from saggar.workers.encode import FORMATS
 PRIORITY = {"interactive": 0, "normal": 1, "bulk": 2}
 
 
-def to_request(job: Job) -> Request:
-    """The request of a checked job: its seed is chosen, its params are complete."""
+def to_request(job: Job, inputs: Mapping[str, Sequence[Media]] | None = None) -> Request:
+    """The request of a checked job: its seed is chosen, its params are complete; `inputs` are its files, decoded."""
     assert job.seed is not None, "submit chooses the seed"
     return Request(
         id=job.id,
         task=job.task,
         prompt=job.prompt,
         negative_prompt=job.negative_prompt,
+        inputs=inputs or {},
         params=cast(Mapping[str, ParamValue], job.params),  # checked against the engine's own schema
         seed=job.seed,
         num_outputs=job.num_outputs,
@@ -42,4 +44,6 @@ def to_card(info: ModelInfo, name: str, max_batch: int) -> ModelCard:
         revision=info.revision,
         numerics=info.numerics,
         formats=list(FORMATS),
+        inputs=sorted({kind for kinds in info.task_inputs.values() for kind in kinds}),
+        task_inputs={task: dict(kinds) for task, kinds in info.task_inputs.items()},
     )

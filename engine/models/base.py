@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from saggar.engine.batch_key import canonical_key
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
+from saggar.engine.media import Counts, Media, Medium
+from saggar.engine.models.inputs import check_inputs, shapes
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
@@ -39,6 +41,10 @@ class Family(ABC, Generic[T, P, S]):
     name: ClassVar[str]
     Params: ClassVar[type[Any]]
     tasks: ClassVar[tuple[str, ...]] = ("t2i",)
+    inputs: ClassVar[Mapping[str, Counts]] = {}
+    """For each task that takes files: how many of each kind, at least and at most."""
+    medium: ClassVar[Medium] = "image"
+    """What it makes."""
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
     sequence_plan: ClassVar[SequencePlan | None] = None
@@ -74,7 +80,8 @@ class Family(ABC, Generic[T, P, S]):
                 "task", f"{shown(request.task)} is not a task of this model", ", ".join(self.tasks)
             )
         check_common(request, self.limits)
-        params = check_params(request.params, self.schema)
+        check_inputs(request.inputs, self.inputs_of(request.task))
+        params = check_params(request.params, self.schema, request.task)
         self._build_params(params)
         negative = (
             self.checkpoint.negative_prompt if request.negative_prompt is None else request.negative_prompt
@@ -85,9 +92,18 @@ class Family(ABC, Generic[T, P, S]):
         """Hook: a checked request as the ranks shall see it. InvalidRequest refuses it."""
         return request
 
+    def inputs_of(self, task: str) -> Counts:
+        """Hook: the files that a task of this checkpoint takes, by kind."""
+        return self.inputs.get(task, {})
+
+    def media_per_output(self, request: Request) -> int:
+        """Hook: how many media one output of a validated request is: more than one for layers."""
+        return 1
+
     def batch_key(self, request: Request) -> str:
-        """What rows must share for their whole life. The request must be validated."""
-        return canonical_key(request.task, request.params, self.batch_fields)
+        """What rows must share for their whole life, the sizes of their inputs too. The request must be validated."""
+        key = canonical_key(request.task, request.params, self.batch_fields)
+        return f"{key} {shapes(request.inputs)}" if any(request.inputs.values()) else key
 
     @abstractmethod
     def cost(self, request: Request) -> int:
@@ -112,6 +128,8 @@ class Family(ABC, Generic[T, P, S]):
             limits=self.limits,
             revision=self.checkpoint.revision,
             numerics=numerics,
+            medium=self.medium,
+            task_inputs={task: found for task in self.tasks if (found := self.inputs_of(task))},
         )
 
     def _build_params(self, params: Mapping[str, ParamValue]) -> P:
@@ -159,8 +177,8 @@ class Family(ABC, Generic[T, P, S]):
         """The sampler's step; the caller advances `step_index`."""
 
     @abstractmethod
-    def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> list[list[np.ndarray]]:
-        """Finished latents to pictures: for each request one H×W×3 array an output."""
+    def post_decode(self, states: Sequence[RequestState[T, P, S]]) -> Sequence[Sequence[Media]]:
+        """Finished latents to media: for each request those of its first output, then of the next."""
 
     def denoisers(self) -> Mapping[str, torch.nn.Module]:
         """The loaded modules whose attention and sharing are set from outside, by name."""
@@ -249,9 +267,6 @@ def check_common(request: Request, limits: Mapping[str, int]) -> None:
     deadline = request.deadline_s
     if deadline is not None and not (isinstance(deadline, int | float) and deadline >= 0):
         raise InvalidRequest("deadline_s", f"{shown(deadline)} is not a time from now", "0 or more seconds")
-    for kind, arrays in request.inputs.items():
-        if len(arrays):
-            raise InvalidRequest(f"inputs.{kind}", "this model takes none", "no inputs")
 
 
 def _check_text(field: str, value: object, longest: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import EngineError
+from saggar.engine.media import Media
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ RowStatus = Literal["running", "decoding", "done", "failed", "dropped"]
 
 @dataclass(frozen=True)
 class RowReport:
-    """Where one request stands after a turn. `arrays` come with `done`, `error` with `failed`.
+    """Where one request stands after a turn. `media` come with `done`, `error` with `failed`.
 
     `previews` and `chunks` are those since the last report, each with its step.
     """
@@ -49,9 +50,9 @@ class RowReport:
     status: RowStatus
     step: int
     steps: int
-    arrays: Sequence[np.ndarray] = ()
+    media: Sequence[Media] = ()
     previews: Sequence[tuple[int, np.ndarray]] = ()
-    chunks: Sequence[tuple[int, Sequence[np.ndarray]]] = ()
+    chunks: Sequence[tuple[int, Sequence[Media]]] = ()
     error: EngineError | None = None
     timings: dict[str, float] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import EngineError, LoadError, OutOfMemory, RowFailed, Unsupported
+from saggar.engine.media import Media
 from saggar.engine.models.base import Family
 from saggar.engine.models.state import RequestState
 from saggar.engine.worker.extension import Extension
@@ -125,9 +126,9 @@ class _Turn:
         self._on_step = on_step
         self._failed: dict[str, EngineError] = {}
         self._dropped: set[str] = set()
-        self._arrays: dict[str, list[np.ndarray]] = {}
+        self._media: dict[str, Sequence[Media]] = {}
         self._previews: dict[str, list[tuple[int, np.ndarray]]] = {}
-        self._chunks: dict[str, list[tuple[int, list[np.ndarray]]]] = {}
+        self._chunks: dict[str, list[tuple[int, Sequence[Media]]]] = {}
         for request_id in plan.drop:
             runner.states.pop(request_id, None)
         self._fresh = [self._family.new_state(request) for request in plan.admit]
@@ -238,19 +239,20 @@ class _Turn:
             self._previews.setdefault(state.id, []).append((state.step_index, picture))
 
     def _decode_chunk(self, states: list[State]) -> None:
-        for state, arrays in zip(states, self._family.post_decode(states), strict=True):
-            self._chunks.setdefault(state.id, []).append((state.step_index, arrays))
+        for state, media in zip(states, self._family.post_decode(states), strict=True):
+            self._chunks.setdefault(state.id, []).append((state.step_index, media))
 
     def _decode_list(self, states: list[State]) -> None:
         for state in states:
             _require_finite(state)
-        pictures = self._family.post_decode(states)
-        if len(pictures) != len(states):
-            raise RowFailed(f"{len(states)} requests were decoded to {len(pictures)} results")
-        for state, arrays in zip(states, pictures, strict=True):
-            if len(arrays) != state.request.num_outputs:
-                raise RowFailed(f"{state.request.num_outputs} outputs were asked for and {len(arrays)} came")
-            self._arrays[state.id] = arrays
+        decoded = self._family.post_decode(states)
+        if len(decoded) != len(states):
+            raise RowFailed(f"{len(states)} requests were decoded to {len(decoded)} results")
+        for state, media in zip(states, decoded, strict=True):
+            asked = state.request.num_outputs * self._family.media_per_output(state.request)
+            if len(media) != asked:
+                raise RowFailed(f"{asked} outputs were asked for and {len(media)} came")
+            self._media[state.id] = media
 
     def _doing(self, verb: str, states: list[State]) -> AbstractContextManager[None]:
         return self._runner.activity.doing(verb, shape_of(self._key, states))
@@ -286,20 +288,20 @@ class _Turn:
         self._guarded(states[middle:], action)
 
     def _line(self, state: State) -> RowReport:
-        error, arrays = self._failed.get(state.id), self._arrays.get(state.id, ())
+        error, media = self._failed.get(state.id), self._media.get(state.id, ())
         status: RowStatus = "decoding" if state.finished else "running"
         if error is not None:
             status = "failed"
         elif state.id in self._dropped:
             status = "dropped"
-        elif arrays:
+        elif media:
             status = "done"
         return RowReport(
             id=state.id,
             status=status,
             step=state.step_index,
             steps=state.steps,
-            arrays=arrays,
+            media=media,
             previews=self._previews.pop(state.id, ()),
             chunks=self._chunks.pop(state.id, ()),
             error=error,

@@ -27,8 +27,8 @@ def check_noop(request: Request, output: Output) -> None:
     """The output is the request's own, each picture in its place."""
     assert output.request_id == request.id
     assert output.seeds == [request.seed + index for index in range(request.num_outputs)]
-    assert len(output.arrays) == request.num_outputs
-    for seed, picture in zip(output.seeds, output.arrays, strict=True):
+    assert len(output.images) == request.num_outputs
+    for seed, picture in zip(output.seeds, output.images, strict=True):
         assert picture.dtype == np.uint8
         assert (picture == colour(request.prompt, seed).astype(np.uint8)).all()
 
@@ -70,7 +70,7 @@ def at_step(request_id: str, step: int, action: Callable[[], object]) -> Callabl
 
 def floats(output: Output) -> np.ndarray:
     """Pictures [outputs, H, W, 3] as floats."""
-    return np.stack(output.arrays).astype(np.float64)
+    return np.stack(output.images).astype(np.float64)
 
 
 class Echo(Extension):

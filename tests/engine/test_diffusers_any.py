@@ -292,7 +292,7 @@ def test_pictures_are_bytes_by_default(tiny: Callable[[str], Path]) -> None:
     request = unlike("amused")[0]
     with make(tiny("amused"), pixels="uint8") as engine:
         output = engine.submit(request).result(60)
-    assert output.arrays[0].dtype == np.uint8
+    assert output.images[0].dtype == np.uint8
     expected = plain(tiny("amused"), request)
     assert np.abs(floats(output) / 255 - expected).max() <= 0.5 / 255 + ATOL
 

@@ -204,7 +204,7 @@ def shout(tmp_path: Any) -> str:
 
 def test_edits_by_pre_processing_reach_the_worker(make_engine: MakeEngine, shout: str) -> None:
     output = make_engine(model=shout).submit(noop("a", prompt="loud")).result(10)
-    assert (output.arrays[0] == colour("LOUD", 7).astype(np.uint8)).all()
+    assert (output.images[0] == colour("LOUD", 7).astype(np.uint8)).all()
 
 
 @pytest.mark.parametrize(("prompt", "count"), [("fewer", 1), ("more", 3)])
@@ -218,7 +218,7 @@ def test_fewer_or_more_outputs_than_asked_fail_loudly(
     engine.resume()
     with pytest.raises(RowFailed, match=f"2 outputs were asked for and {count} came"):
         bad.result(10)
-    assert len(good.result(10).arrays) == 2
+    assert len(good.result(10).images) == 2
 
 
 def test_results_go_to_their_own_request_in_any_batch_order(make_engine: MakeEngine, mode: str) -> None:
@@ -798,7 +798,7 @@ def test_streaming_yields_chunks_only_at_borders_and_always_a_last_output(make_e
         events = list(handle.events())
         chunks = [event for event in events if event.kind == "chunk"]
         assert [event.step for event in chunks] == borders
-        assert all(len(event.arrays) == request.num_outputs for event in chunks)
+        assert all(len(event.media) == request.num_outputs for event in chunks)
         assert [event.kind for event in events].count("output") == 1
         assert events[-1].kind == "output"
         check_noop(request, handle.result(0))

@@ -49,8 +49,8 @@ def test_requests_run_in_another_process_and_come_back_whole(engine: Engine) -> 
 def test_large_outputs_are_whole_and_writable(engine: Engine) -> None:
     request = noop("large", height=4096, width=5461, num_outputs=2)
     output = engine.submit(request).result(60)
-    assert output.arrays[0].nbytes > 64_000_000
-    for index, picture in enumerate(output.arrays):
+    assert output.images[0].nbytes > 64_000_000
+    for index, picture in enumerate(output.images):
         assert (picture[::97, ::89] == colour(request.prompt, 7 + index).astype(np.uint8)).all()
         picture[0, 0] = 0
 
@@ -232,7 +232,7 @@ assert info.params_schema["properties"], info
 with Engine.make(EngineConfig(model=model, executor=executor, threads=1)) as engine:
     steps = "steps" if family == "noop" else "num_inference_steps"
     output = engine.submit(Request("a", "x", params={steps: 2})).result(60)
-    assert output.arrays[0].shape == (64, 64, 3)
+    assert output.images[0].shape == (64, 64, 3)
 heavy = {"torch", "diffusers", "transformers", "celery", "redis", "boto3", "kombu"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -117,7 +117,7 @@ def test_two_nodes_make_the_pictures_of_one_process(site: Site, ranks: int) -> N
     engine = site.engine("sd3", ranks, cfg=ranks)
     assert set(site.ranks()) == set(engine.health().pids[ranks // 2 :])
     (together,) = engine.generate([request])
-    np.testing.assert_array_equal(alone.arrays[0], together.arrays[0])
+    np.testing.assert_array_equal(alone.images[0], together.images[0])
 
 
 @pytest.mark.procs

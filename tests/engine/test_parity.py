@@ -115,7 +115,7 @@ def test_alone(engine: Engine, plain: Plain, case: Case) -> None:
 def test_alone_twice_is_bit_equal(engine: Engine, case: Case) -> None:
     request = case.requests()[1]
     first, second = (engine.submit(request).result(60) for _ in range(2))
-    for one, other in zip(first.arrays, second.arrays, strict=True):
+    for one, other in zip(first.images, second.images, strict=True):
         assert (one == other).all()
 
 
@@ -125,17 +125,17 @@ def test_in_a_batch_of_three_unlike_rows(engine: Engine, plain: Plain, case: Cas
     assert {output.batch_size for output in outputs} == {4}
     for request, output in zip(requests, outputs, strict=True):
         assert_equal(output, plain(request))
-    assert len({output.arrays[0].tobytes() for output in outputs}) == 3
+    assert len({output.images[0].tobytes() for output in outputs}) == 3
 
 
 def test_n_outputs_are_right_in_order_and_seed(engine: Engine, plain: Plain) -> None:
     request = Request("n", "four of them", seed=100, num_outputs=4, params={"num_inference_steps": 3})
     output = engine.submit(request).result(60)
     assert output.seeds == [100, 101, 102, 103]
-    for index, picture in enumerate(output.arrays):
+    for index, picture in enumerate(output.images):
         single = plain(replace(request, seed=100 + index, num_outputs=1))
         np.testing.assert_allclose(picture, single[0], atol=ATOL, rtol=0)
-    assert len({picture.tobytes() for picture in output.arrays}) == 4
+    assert len({picture.tobytes() for picture in output.images}) == 4
 
 
 def test_each_seed_makes_its_own_noise_inside_a_batch(engine: Engine, plain: Plain) -> None:
@@ -162,7 +162,7 @@ def test_each_size_has_the_right_picture_and_its_own_key_unless_they_mix(
     assert (engine.batch_key(wide) == engine.batch_key(usual)) == case.mixed_sizes
     outputs = engine.generate([wide, usual])
     assert (outputs[0].batch_id == outputs[1].batch_id) == case.mixed_sizes
-    assert outputs[0].arrays[0].shape == (height, width, 3)
+    assert outputs[0].images[0].shape == (height, width, 3)
     for request, output in zip([wide, usual], outputs, strict=True):
         assert_equal(output, plain(request))
 
@@ -273,7 +273,7 @@ def test_a_preempted_picture_is_bit_equal_to_one_left_alone(
     interrupted = engine.submit(bulk, on_event=at_step("a", 2, lambda: engine.submit(urgent))).result(60)
     settled(engine)
     assert engine.stats()["preempted"] == 1
-    assert (alone.arrays[0] == interrupted.arrays[0]).all()
+    assert (alone.images[0] == interrupted.images[0]).all()
 
 
 def test_stochastic_samplers_are_reproducible_row_by_row(
@@ -323,7 +323,7 @@ def test_parameters_of_one_family_alone(
     first, *others = engine.generate([usual, *requests])
     for request, output in zip(requests, others, strict=True):
         assert_equal(output, plain(request))
-        same_size = output.arrays[0].shape == first.arrays[0].shape
+        same_size = output.images[0].shape == first.images[0].shape
         assert not same_size or np.abs(floats(output) - floats(first)).max() > 1e-3, request.params
 
 
@@ -385,7 +385,7 @@ def test_sdxl_marks_pictures_where_its_pipeline_does(make_engine: MakeEngine) ->
     engine = make_engine("sdxl", warmup=())
     engine._loops[0].executor._runner.family._pipe.watermark = Black()  # type: ignore[attr-defined]
     output = engine.submit(Request("a", "fox", params={"num_inference_steps": 1})).result(60)
-    assert not output.arrays[0].any()
+    assert not output.images[0].any()
 
 
 def test_previews_come_from_the_latents_and_never_from_the_vae(make_engine: MakeEngine, family: str) -> None:
@@ -418,7 +418,7 @@ def test_pixels_are_bytes_by_default(
 ) -> None:
     request = case.requests()[0]
     output = make_engine(family).submit(request).result(60)
-    assert output.arrays[0].dtype == np.uint8
+    assert output.images[0].dtype == np.uint8
     expected = _plain(models(family), family)(request)
     assert np.abs(floats(output) / 255 - expected).max() <= 0.5 / 255 + ATOL
     assert output.numerics == f"float32/cpu/{case.kernels}"

@@ -90,7 +90,7 @@ def test_equal_texts_are_encoded_once_in_a_batch_and_once_in_a_run(
     hits = 2 if megabytes else 0
     assert (stats["prompts.encoded"], stats["prompts.cached"]) == (4 - hits, hits)
     for one, other in zip(first, again, strict=True):
-        assert (one.arrays[0] == other.arrays[0]).all()
+        assert (one.images[0] == other.images[0]).all()
     run("c", 64)
     settled(engine)
     assert engine.stats()["prompts.encoded"] == 6 - hits

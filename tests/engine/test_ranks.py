@@ -195,7 +195,7 @@ def test_ranks_that_wait_in_a_collective_for_one_that_failed_are_ended(
     before = engine.health().pids
     recorder = Recorder()
     output = engine.submit(request, on_event=recorder).result(60)
-    np.testing.assert_array_equal(alone.arrays[0], output.arrays[0])
+    np.testing.assert_array_equal(alone.images[0], output.images[0])
     assert recorder.kinds("a").count("started") == 2
     assert not set(before) & set(engine.health().pids)
 
@@ -246,4 +246,4 @@ def test_ranks_with_torch_find_each_other_and_agree(make_engine: MakeEngine) -> 
     request = noop("a", num_inference_steps=2)
     (alone,) = make_engine("sd3").generate([request])
     (together,) = make_engine("sd3", executor="multiproc", cfg=2).generate([request])
-    np.testing.assert_array_equal(alone.arrays[0], together.arrays[0])
+    np.testing.assert_array_equal(alone.images[0], together.images[0])

@@ -53,7 +53,7 @@ def test_a_parked_request_keeps_its_latents_and_its_step(runner: Runner) -> None
     parked = turn(runner, run=("a",))
     whole = turn(runner, admit=(wish(runner, "a", 5),), run=("a",))
     assert status(parked) == status(whole) == {"a": ("done", 5)}
-    assert (parked.rows[0].arrays[0] == whole.rows[0].arrays[0]).all()
+    assert (parked.rows[0].media[0] == whole.rows[0].media[0]).all()
     assert len(runner) == 0
 
 
@@ -104,7 +104,7 @@ def test_a_name_may_come_back_in_the_plan_that_drops_it(runner: Runner) -> None:
 def test_more_rows_than_a_forward_holds_are_taken_in_pieces(runner: Runner) -> None:
     requests = (wish(runner, "a", 1, num_outputs=6), wish(runner, "b", 1, num_outputs=3))
     report = turn(runner, admit=requests, run=("a", "b"))
-    assert [len(row.arrays) for row in report.rows] == [6, 3]
+    assert [len(row.media) for row in report.rows] == [6, 3]
     assert report.counters["forwards.cond"] == 3
     assert report.counters["rows.cond"] == 9
 

@@ -79,7 +79,7 @@ def test_sizes_share_the_forwards_of_z_image_whatever_fits_into_one(
         assert engine.stats()["forwards.cond"] == engine.stats()["forwards.uncond"] == forwards
         for request, output in zip(requests, outputs, strict=True):
             assert output.batch_size == 3
-            assert output.arrays[0].shape == (request.params["height"], request.params["width"], 3)
+            assert output.images[0].shape == (request.params["height"], request.params["width"], 3)
             assert_equal(output, plain(request))
 
 

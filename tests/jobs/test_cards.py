@@ -12,6 +12,7 @@ from saggar.jobs import (
     Cards,
     InvalidCard,
     InvalidJob,
+    Job,
     JobClient,
     ModelCard,
     Submitted,
@@ -172,3 +173,37 @@ def test_a_card_is_refused_before_it_is_published(fake: redis.Redis) -> None:
     with pytest.raises(InvalidCard):
         Cards(fake, SETTINGS).publish(bad, "w")
     assert not fake.keys()
+
+
+def test_a_task_takes_so_many_files_of_a_kind() -> None:
+    taken = CARD.model_copy(
+        update={
+            "tasks": ["t2i", "edit"],
+            "inputs": ["image", "mask"],
+            "task_inputs": {"edit": {"image": (1, 2)}},
+        }
+    )
+
+    def job(task: str, **inputs: list[str]) -> Job:
+        return make_job(task=task, inputs=inputs)
+
+    one = "s3://bucket/a.png"
+    assert check_job(job("edit", image=[one, one]), taken).inputs.image == [one, one]
+    for task, field, inputs in (
+        ("edit", "inputs.image", {}),
+        ("edit", "inputs.image", {"image": [one] * 3}),
+        ("edit", "inputs.mask", {"image": [one], "mask": [one]}),
+        ("t2i", "inputs.image", {"image": [one]}),
+    ):
+        with pytest.raises(InvalidJob) as refused:
+            check_job(job(task, **inputs), taken)
+        assert refused.value.field == field
+
+
+def test_a_parameter_of_another_task_is_refused() -> None:
+    rule = {"type": "number", "default": 0.6, "x-tasks": ["i2i"]}
+    checker = ParamsChecker.from_schema({"properties": {"strength": rule}})
+    assert checker.check({}, "t2i") == checker.check({"strength": 0.6}, "t2i") == {"strength": 0.6}
+    assert checker.check({"strength": 0.2}, "i2i") == {"strength": 0.2}
+    with pytest.raises(InvalidJob, match=r"strength.*says nothing to t2i.*i2i"):
+        checker.check({"strength": 0.2}, "t2i")

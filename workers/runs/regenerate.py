@@ -99,7 +99,7 @@ def remake(engine: Engine, wanted: Sequence[Recorded]) -> Iterator[Remade]:
         elif (failed := handle.wait()) is not None:
             yield Remade(one.name, "differs", one.numerics, why=f"{type(failed).__name__}: {failed}")
         else:
-            yield _compared(one, np.asarray(handle.result().arrays[0]))
+            yield _compared(one, np.asarray(handle.result().images[0]))
 
 
 def compare(

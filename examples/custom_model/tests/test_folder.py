@@ -139,7 +139,7 @@ def test_weights_take_the_dtype_that_is_asked_for(start: Start, folder: Path) ->
     output = (
         start(dtype="bfloat16", pixels="uint8").submit(Request("a", "a fox", params={"steps": 2})).result(60)
     )
-    assert output.arrays[0].shape == (64, 64, 3)
+    assert output.images[0].shape == (64, 64, 3)
     assert output.numerics.startswith("bfloat16/")
 
 

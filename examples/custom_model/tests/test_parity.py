@@ -37,7 +37,7 @@ def expected(plain: Plain, request: Request) -> list[np.ndarray]:
 
 
 def assert_equal(output: Output, pictures: Sequence[np.ndarray]) -> None:
-    for picture, other in zip(output.arrays, pictures, strict=True):
+    for picture, other in zip(output.images, pictures, strict=True):
         assert other.std() > 0.05
         np.testing.assert_allclose(picture, other, atol=1e-4, rtol=0)
 
