@@ -70,19 +70,17 @@ class Output:
     @property
     def images(self) -> list[np.ndarray]:
         """The media of a model that makes pictures. TypeError: it makes something else."""
-        import numpy as np
-
-        return _only(self.media, np.ndarray)
+        return _all([one for one in self.media if not isinstance(one, Clip | Sound)], self.media, "picture")
 
     @property
     def clips(self) -> list[Clip]:
         """The media of a model that makes videos. TypeError: it makes something else."""
-        return _only(self.media, Clip)
+        return _all([one for one in self.media if isinstance(one, Clip)], self.media, "video")
 
     @property
     def sounds(self) -> list[Sound]:
         """The media of a model that makes sounds. TypeError: it makes something else."""
-        return _only(self.media, Sound)
+        return _all([one for one in self.media if isinstance(one, Sound)], self.media, "sound")
 
 
 EventKind = Literal["started", "step", "preview", "chunk", "output", "error"]
@@ -157,9 +155,7 @@ class Room:
 _M = TypeVar("_M")
 
 
-def _only(media: Sequence[Media], kind: type[_M]) -> list[_M]:
-    found: list[_M] = [one for one in media if isinstance(one, kind)]
+def _all(found: list[_M], media: Sequence[Media], kind: str) -> list[_M]:
     if len(found) < len(media):
-        other = next(type(one).__name__ for one in media if not isinstance(one, kind))
-        raise TypeError(f"this output has a {other}, not a {kind.__name__}")
+        raise TypeError(f"not every one of these {len(media)} media is a {kind}")
     return found

@@ -94,6 +94,6 @@ def test_an_output_gives_its_media_by_their_kind() -> None:
     assert output(CLIP).clips == [CLIP]
     assert output(SOUND).sounds == [SOUND]
     assert output(PICTURE, PICTURE).images[1] is PICTURE
-    with pytest.raises(TypeError, match="has a Clip, not a ndarray"):
+    with pytest.raises(TypeError, match="not every one of these 1 media is a picture"):
         _ = output(CLIP).images
     assert (CLIP.seconds, SOUND.seconds) == (5 / 24, 100 / 44100)
