@@ -112,7 +112,7 @@ class ModelInfo:
 
     `params_schema` is a flat JSON Schema object; `batch_fields` are the params that rows of one batch
     must share. `task_inputs` says for each task that takes files how many of each kind, at least and at most;
-    `medium` is what it makes.
+    `medium` is what it makes; `alpha_tasks` are those that take pictures with transparency.
     """
 
     model: str
@@ -127,11 +127,13 @@ class ModelInfo:
     numerics: str
     medium: Medium = "image"
     task_inputs: Mapping[str, Counts] = field(default_factory=dict)
+    alpha_tasks: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Plain JSON values; tuples become lists."""
         plain = asdict(self)
         plain["tasks"], plain["batch_fields"] = list(self.tasks), list(self.batch_fields)
+        plain["alpha_tasks"] = list(self.alpha_tasks)
         plain["task_inputs"] = {
             task: {kind: list(counts) for kind, counts in kinds.items()}
             for task, kinds in self.task_inputs.items()

@@ -45,6 +45,8 @@ class Family(ABC, Generic[T, P, S]):
     """For each task that takes files: how many of each kind, at least and at most."""
     medium: ClassVar[Medium] = "image"
     """What it makes."""
+    alpha: ClassVar[frozenset[str]] = frozenset()
+    """Tasks that take pictures with their transparency, H×W×4; all others get H×W×3."""
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
     sequence_plan: ClassVar[SequencePlan | None] = None
@@ -129,6 +131,7 @@ class Family(ABC, Generic[T, P, S]):
             revision=self.checkpoint.revision,
             numerics=numerics,
             medium=self.medium,
+            alpha_tasks=tuple(task for task in self.tasks if task in self.alpha),
             task_inputs={task: found for task in self.tasks if (found := self.inputs_of(task))},
         )
 

@@ -1,0 +1,153 @@
+"""A job's input files, fetched, checked and decoded: what the engine is given of them.
+
+First all files are fetched and measured by their headers, then room for all of them is waited for at once (two jobs
+that each held half would wait for ever), and only then they are decoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, Protocol
+
+from saggar.engine.media import Clip, Media, Sound
+from saggar.jobs.errors import InvalidJob
+from saggar.jobs.schema import Job
+from saggar.storage.errors import StorageUnavailable
+from saggar.workers.inputs.bad import BadInput
+from saggar.workers.inputs.budget import Budget
+from saggar.workers.inputs.clips import Video
+from saggar.workers.inputs.fetch import Fetcher, Ticket
+from saggar.workers.inputs.pictures import Picture
+from saggar.workers.inputs.policy import Limits
+from saggar.workers.inputs.sounds import SoundFile
+from saggar.workers.inputs.web import WebUnavailable
+
+FETCHING = 8
+"""Jobs whose files are fetched or decoded at a time."""
+_LOOK_S = 0.1
+Inputs = Mapping[str, Sequence[Media]]
+
+
+class InputUnavailable(Exception):
+    """A host does not give a file; another try later may succeed. The text names the field."""
+
+
+class Stopped(Exception):
+    """The ticket was over first."""
+
+
+class Measured(Protocol):
+    """A file whose header was read: `bytes` is what decoding takes."""
+
+    bytes: int
+
+    def read(self) -> Media: ...
+
+
+class InputLoader:
+    """`alpha`: tasks that take pictures with their transparency. Threads share it. Close it."""
+
+    def __init__(self, fetcher: Fetcher, alpha: Collection[str] = ()) -> None:
+        self._fetcher = fetcher
+        self._alpha = frozenset(alpha)
+        self._budget = Budget(fetcher.limits.memory)
+        self._seats = threading.Semaphore(FETCHING)
+
+    @contextmanager
+    def held(self, job: Job, ticket: Ticket) -> Iterator[Inputs]:
+        """The job's inputs by kind, which count as held until the end; nothing for a job without any.
+
+        Raises InvalidJob naming the file (`inputs.image[0]`), InputUnavailable, and Stopped.
+        """
+        if not any(uris for _, uris in job.inputs):
+            yield {}
+            return
+        with ExitStack() as stack:
+            with self._seat(ticket), ExitStack() as files:
+                measured = self._measure_all(job, ticket, files)
+                needed = sum(one.bytes for _, _, one in measured)
+                if needed > self._budget.limit:
+                    allowed = f"at most {self._budget.limit} bytes"
+                    raise InvalidJob("inputs", f"take {needed} bytes when decoded", allowed)
+                hold = stack.enter_context(self._budget.hold(needed, ticket.over))
+                if hold is None:
+                    raise Stopped
+                decoded = _decode(measured, ticket)
+                hold.keep(sum(_bytes(one) for media in decoded.values() for one in media))
+            yield decoded
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    @contextmanager
+    def _seat(self, ticket: Ticket) -> Iterator[None]:
+        while not self._seats.acquire(timeout=_LOOK_S):
+            if ticket.over.is_set():
+                raise Stopped
+        try:
+            yield
+        finally:
+            self._seats.release()
+
+    def _measure_all(self, job: Job, ticket: Ticket, files: ExitStack) -> list[tuple[str, int, Measured]]:
+        found: list[tuple[str, int, Measured]] = []
+        for kind, uris in job.inputs:
+            for index, uri in enumerate(uris):
+                if ticket.over.is_set():
+                    raise Stopped
+                with _named(kind, index, ticket, self._fetcher.limits):
+                    file = files.enter_context(self._fetcher.fetch(uri, ticket))
+                    found.append((kind, index, self._measure(kind, file, job.task)))
+        return found
+
+    def _measure(self, kind: str, file: IO[bytes], task: str) -> Measured:
+        limits = self._fetcher.limits
+        if kind == "video":
+            return Video(file, limits)
+        if kind == "audio":
+            return SoundFile(file, limits)
+        if kind == "mask":
+            return Picture(file, limits.pixels, "L")
+        return Picture(file, limits.pixels, "RGBA" if task in self._alpha else "RGB")
+
+
+def _decode(measured: Sequence[tuple[str, int, Measured]], ticket: Ticket) -> Inputs:
+    decoded: dict[str, list[Media]] = {}
+    for kind, index, one in measured:
+        if ticket.over.is_set():
+            raise Stopped
+        try:
+            decoded.setdefault(kind, []).append(one.read())
+        except BadInput as error:
+            raise _invalid(kind, index, error) from error
+    return decoded
+
+
+def _bytes(one: Media) -> int:
+    if isinstance(one, Clip):
+        return one.frames.nbytes + (one.sound.samples.nbytes if one.sound else 0)
+    return one.samples.nbytes if isinstance(one, Sound) else one.nbytes
+
+
+@contextmanager
+def _named(kind: str, index: int, ticket: Ticket, limits: Limits) -> Iterator[None]:
+    """Errors of one file under the job's name for it."""
+    try:
+        yield
+    except BadInput as error:
+        raise _invalid(kind, index, error) from error
+    except WebUnavailable as error:
+        if ticket.over.is_set():
+            raise Stopped from error
+        allowed = f"a host that gives it within {limits.timeout_s:g} s"
+        raise InputUnavailable(
+            f"inputs.{kind}[{index}]: cannot be fetched: {error} (allowed: {allowed})"
+        ) from error
+    except StorageUnavailable as error:
+        raise Stopped from error
+
+
+def _invalid(kind: str, index: int, error: BadInput) -> InvalidJob:
+    return InvalidJob(f"inputs.{kind}[{index}]", error.message, error.allowed)
