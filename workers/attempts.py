@@ -26,7 +26,7 @@ Phase = Literal["waiting", "executing", "uploading"]
 
 
 class Stoppable(Protocol):
-    """A submitted request."""
+    """A submitted request, or the fetching of its inputs."""
 
     def cancel(self) -> bool: ...
 
@@ -64,8 +64,14 @@ class Attempt:
         phase, step = self.told
         return self.phase != phase or (self.step != step and now - self.told_at >= pulse_s)
 
+    def take(self, handle: Stoppable) -> None:
+        """What is to be stopped from now on; at once if that was told before."""
+        self.handle = handle
+        if not self.wanted or self.drained:
+            handle.cancel()
+
     def stop(self) -> None:
-        """Ends the request before its next step, if the engine has it."""
+        """Ends the fetching of its inputs, or its request before the next step, if the engine has it."""
         if self.handle is not None:
             self.handle.cancel()
 

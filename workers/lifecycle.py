@@ -37,6 +37,8 @@ from saggar.workers.appetite import EngineAppetite
 from saggar.workers.attempts import Attempts
 from saggar.workers.chores import ChoresWorker
 from saggar.workers.housekeeping import Housekeeper
+from saggar.workers.inputs.fetch import Fetcher
+from saggar.workers.inputs.load import InputLoader
 from saggar.workers.model_source import local_model
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.runs.keeper import MODEL_EVERY_S, RunKeeper
@@ -110,7 +112,11 @@ class ModelWorker:
                 appetite.close()  # at once: interactive jobs are fetched without asking the engine for a seat
                 self._on_engine_lost()
 
-        service = Service(ledger, attempts, engine, publisher, card, lanes.owner, engine_lost)
+        inputs = InputLoader(
+            Fetcher(settings.input_policy(storage.url), settings.input_limits), engine.info.alpha_tasks
+        )
+        stack.callback(inputs.close)
+        service = Service(ledger, attempts, engine, publisher, card, lanes.owner, engine_lost, inputs)
         register_generate(app, service, appetite, lanes)
         register_revoke(ledger)
 

@@ -27,6 +27,8 @@ from saggar.jobs.schema import Job
 from saggar.storage.errors import Conflict, InvalidKey, StorageRefused, StorageUnavailable
 from saggar.storage.retry import Backoff, retrying
 from saggar.workers.attempts import Attempt, Attempts
+from saggar.workers.inputs.hold import fetched
+from saggar.workers.inputs.load import InputLoader, InputUnavailable, Stopped
 from saggar.workers.publish import Publisher
 from saggar.workers.translate import to_request
 
@@ -76,6 +78,7 @@ class Service:
         card: ModelCard,
         owner: str,
         on_engine_lost: Callable[[], None],
+        inputs: InputLoader,
     ) -> None:
         self._ledger = ledger
         self._attempts = attempts
@@ -84,6 +87,7 @@ class Service:
         self._card = card
         self._owner = owner
         self._on_engine_lost = on_engine_lost
+        self._inputs = inputs
         self._stop = threading.Event()
 
     def run(
@@ -222,19 +226,22 @@ class Service:
 
     def _generate(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> Output:
         try:
-            handle = self._engine.submit(
-                # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
-                replace(to_request(job), id=f"{job.id}/a{attempt.number}"),
-                reservation=reservation,
-                on_event=self._attempts.listener(attempt),
-            )
-            attempt.handle = handle
-            if reservation is not None:
-                reservation.release()  # it may have been for more rows than these
-            if not attempt.wanted or attempt.drained:  # told before there was a handle to stop
-                handle.cancel()
-            return handle.result()
-        except engine_errors.Cancelled as error:
+            with fetched(self._inputs, job, attempt, reservation) as inputs:
+                handle = self._engine.submit(
+                    # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
+                    replace(to_request(job, inputs), id=f"{job.id}/a{attempt.number}"),
+                    reservation=reservation,
+                    on_event=self._attempts.listener(attempt),
+                )
+                attempt.take(handle)
+                if reservation is not None:
+                    reservation.release()  # it may have been for more rows than these
+                return handle.result()
+        except InvalidJob as error:  # a file that is not what it should be
+            raise Failed("invalid", str(error)) from error
+        except InputUnavailable as error:
+            raise Failed("input_unavailable", str(error)) from error
+        except (engine_errors.Cancelled, Stopped) as error:
             raise self._ended(attempt) from error
         except engine_errors.DeadlineExceeded as error:
             self._insist(lambda: self._ledger.expire(attempt.job_id, attempt.number), attempt)

@@ -6,15 +6,25 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
+from saggar.workers.inputs.policy import Limits, Policy, Source
 
 URGENT_SEATS = 2  # jobs in hand that only interactive jobs may take
 HANDED_ON = "SAGGAR_WORKER_SETTINGS"
 DEFAULT_MODEL = "saggar/emoji"
+MOST_PIXELS = 178_956_970  # above it Pillow refuses whatever we say
 DEFAULT_CACHE = Path("saggar-data/models")
 
 # Environment variable -> field. The command line's flags have the fields' names.
@@ -44,7 +54,25 @@ ENVIRONMENT = {
     "SAGGAR_WATCHDOG_S": "watchdog_s",
     "SAGGAR_MAX_RESTARTS": "max_restarts",
     "SAGGAR_LOG_LEVEL": "log_level",
+    "SAGGAR_INPUTS_FROM": "inputs_from",
+    "SAGGAR_INPUTS_PRIVATE_HOSTS": "inputs_private_hosts",
+    "SAGGAR_INPUTS_MAX_BYTES": "inputs_max_bytes",
+    "SAGGAR_INPUTS_MAX_PIXELS": "inputs_max_pixels",
+    "SAGGAR_INPUTS_MAX_FRAMES": "inputs_max_frames",
+    "SAGGAR_INPUTS_MAX_SECONDS": "inputs_max_seconds",
+    "SAGGAR_INPUTS_TIMEOUT_S": "inputs_timeout_s",
+    "SAGGAR_INPUTS_MEMORY_BYTES": "inputs_memory_bytes",
 }
+
+
+def _listed(value: object) -> object:
+    """`a,b` of an environment variable."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Listed = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
 class WorkerSettings(BaseModel):
@@ -97,6 +125,29 @@ class WorkerSettings(BaseModel):
         5, ge=0, description="crashes within ten minutes after which the worker gives up"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    inputs_from: Listed = Field(
+        (), description="where jobs' input files may lie, beside the uploads of the store: URLs that begin so"
+    )
+    inputs_private_hosts: Listed = Field(
+        (), description="https hosts of inputs_from whose address may be of a private network"
+    )
+    inputs_max_bytes: int = Field(256 << 20, ge=1, description="most bytes of one input file")
+    inputs_max_pixels: int = Field(
+        64 << 20, ge=1, le=MOST_PIXELS, description="most pixels of a picture or of a video's frame"
+    )
+    inputs_max_frames: int = Field(1024, ge=1, description="most frames of a video")
+    inputs_max_seconds: float = Field(120.0, gt=0, description="longest video or sound")
+    inputs_timeout_s: float = Field(60.0, gt=0, description="time for one file over https")
+    inputs_memory_bytes: int = Field(
+        4 << 30, ge=1 << 20, description="most bytes of decoded inputs at a time"
+    )
+
+    @field_validator("inputs_from")
+    @classmethod
+    def _are_sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            Source.parse(text)
+        return value
 
     @model_validator(mode="after")
     def _room_for_a_batch(self) -> Self:
@@ -111,6 +162,22 @@ class WorkerSettings(BaseModel):
         if self.nodes > 1 and not self.node_address:
             raise ValueError("several nodes need node_address, the host:port of this one")
         return self
+
+    def input_policy(self, store_url: str) -> Policy:
+        """What jobs may name, for a store of this URL."""
+        return Policy.make(store_url, self.inputs_from, self.inputs_private_hosts)
+
+    @property
+    def input_limits(self) -> Limits:
+        """Of one input file, and of all that are held."""
+        return Limits(
+            bytes=self.inputs_max_bytes,
+            pixels=self.inputs_max_pixels,
+            frames=self.inputs_max_frames,
+            seconds=self.inputs_max_seconds,
+            timeout_s=self.inputs_timeout_s,
+            memory=self.inputs_memory_bytes,
+        )
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ from saggar.workers.service import Dropped, GivenBack, Service
 from saggar.workers.translate import to_card
 
 from tests.support.cluster import noop_model
+from tests.support.inputs import input_loader
 from tests.support.site import ROOT
 
 
@@ -42,7 +43,14 @@ class Bench:
         self.lost: list[bool] = []
         publisher = Publisher(self.storage, None, Origin("noop", "r1", {}))
         self.service = Service(
-            self.ledger, self.attempts, engine, publisher, self.card, "me", lambda: self.lost.append(True)
+            self.ledger,
+            self.attempts,
+            engine,
+            publisher,
+            self.card,
+            "me",
+            lambda: self.lost.append(True),
+            input_loader("file:///nowhere"),
         )
 
     def queue(self, **fields: object) -> Job:

@@ -26,6 +26,7 @@ from saggar.workers.service import Dropped, GivenBack, Service
 from saggar.workers.translate import to_card
 
 from tests.support.cluster import noop_model, until
+from tests.support.inputs import input_loader
 
 
 @dataclass
@@ -41,8 +42,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         publisher = Publisher(self.storage, None, Origin("noop", "r1", {"saggar": "0"}))
+        inputs = input_loader(self.storage.url)
         self.service = Service(
-            self.ledger, self.attempts, self.engine, publisher, self.card, "me", self.lost.set
+            self.ledger, self.attempts, self.engine, publisher, self.card, "me", self.lost.set, inputs
         )
 
     def queue(self, **fields: object) -> Job:

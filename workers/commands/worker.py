@@ -39,6 +39,25 @@ import click
 @click.option(
     "--grace", "grace_s", type=float, help="Seconds to finish the running batch at SIGTERM.  [default: 30]"
 )
+@click.option(
+    "--inputs-from",
+    multiple=True,
+    callback=lambda _ctx, _option, value: value or None,
+    metavar="URL",
+    help="Where jobs' input files may lie: s3://bucket/folder, file:///folder, https://host/folder. Repeat it.",
+)
+@click.option(
+    "--inputs-private-host",
+    "inputs_private_hosts",
+    multiple=True,
+    callback=lambda _ctx, _option, value: value or None,
+    metavar="HOST",
+    help="An https host of --inputs-from that may have a private address.",
+)
+@click.option("--inputs-max-bytes", type=int, help="Most bytes of an input file.  [default: 256 MiB]")
+@click.option("--inputs-max-pixels", type=int, help="Most pixels of a picture or frame.  [default: 64 Mi]")
+@click.option("--inputs-max-frames", type=int, help="Most frames of an input video.  [default: 1024]")
+@click.option("--inputs-max-seconds", type=float, help="Longest input video or sound.  [default: 120]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--chores", is_flag=True, help="No model: intake, sweeps and reconciling.")
 def worker(chores: bool, **flags: object) -> None:

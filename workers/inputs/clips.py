@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 ALLOWED = "MP4 or WebM with H.264, H.265, VP8, VP9, AV1, MPEG-4, ProRes or Motion JPEG"
+_PADDING = 1 << 20
+"""Pixels that a decoder may add to a frame: whole blocks, and borders beside them."""
 _CUT_S = 1.0
 """By so much may a file say that it lasts longer than its packets do: containers round."""
 
@@ -88,7 +90,7 @@ class Video:
     def _decode(self, container: InputContainer) -> np.ndarray:
         stream = _stream(container)
         stream.codec_context.options = {
-            "max_pixels": str(self._width * self._height * 2),  # decoders pad to whole blocks
+            "max_pixels": str(2 * self._width * self._height + _PADDING),
             "err_detect": "explode",
         }
         stream.codec_context.thread_count = 2

@@ -16,7 +16,6 @@ from saggar.workers.inputs.folders import copy_file
 from saggar.workers.inputs.policy import Limits, Place, Policy
 from saggar.workers.inputs.web import Cut, Web, too_large
 
-_IN_MEMORY = 1 << 20
 OpenStore = Callable[[str], Storage]
 
 
@@ -66,7 +65,7 @@ class Fetcher:
         Raises BadInput, WebUnavailable, and StorageUnavailable once the ticket is over while S3 is away.
         """
         place, source = self.policy.find(uri)
-        file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  (closed by the caller)
+        file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the caller)
         try:
             if place.scheme == "file":
                 copy_file(place, source, file, self.limits.bytes)

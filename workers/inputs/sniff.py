@@ -25,7 +25,8 @@ _AVIF = {b"avif", b"avis"}
 
 def kind_of(file: IO[bytes]) -> str:
     """PNG, JPEG, WEBP, BMP, GIF, TIFF, AVIF, MP4, WEBM, AVI, WAV, FLAC, OGG, MP3, SVG, HTML, or "" for what is none of
-    them. The file stands at its beginning before and after."""
+    them. The file stands at its beginning afterwards."""
+    file.seek(0)
     head = file.read(_HEAD)
     file.seek(0)
     if head[:4] == b"RIFF":

@@ -1,0 +1,186 @@
+"""What files become: as diffusers reads them, and one clear error for each that is bad."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from diffusers.utils import load_image
+from PIL import Image
+from saggar.engine.media import Clip, Sound
+from saggar.jobs.errors import InvalidJob
+from saggar.jobs.schema import Job
+from saggar.workers.inputs.fetch import Ticket
+from saggar.workers.inputs.load import InputLoader, Stopped
+from saggar.workers.inputs.sniff import kind_of
+
+from tests.support.inputs import (
+    BAD_IMAGES,
+    BAD_SOUNDS,
+    BAD_VIDEOS,
+    RED,
+    image,
+    input_loader,
+    nan_wav,
+    sound,
+    sound_only,
+    tone,
+    turned_jpeg,
+    video,
+)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., object]:
+    """Puts a file into the store's uploads and loads it as a job's only input of a kind."""
+    (tmp_path / "uploads").mkdir()
+
+    def load(kind: str, data: bytes, task: str = "i2i", loader: InputLoader | None = None) -> object:
+        (tmp_path / "uploads" / "file").write_bytes(data)
+        loader = loader or input_loader(tmp_path.as_uri())
+        with loader.held(job(tmp_path, kind, task), Ticket()) as inputs:
+            return inputs[kind][0]
+
+    return load
+
+
+def job(folder: Path, kind: str, task: str = "i2i") -> Job:
+    uri = (folder / "uploads" / "file").as_uri()
+    return Job.model_validate({"model": "noop", "prompt": "p", "task": task, "inputs": {kind: [uri]}})
+
+
+def sixteen_bits() -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(np.arange(96, dtype=np.uint16).reshape(8, 12) * 600).save(target, "PNG")
+    return target.getvalue()
+
+
+PICTURES: dict[str, Callable[[], bytes]] = {
+    "png": image,
+    "jpeg": lambda: image(form="JPEG"),
+    "webp": lambda: image(form="WEBP"),
+    "bmp": lambda: image(form="BMP"),
+    "gif": lambda: image("P", "GIF", color=3),
+    "tiff": lambda: image(form="TIFF"),
+    "avif": lambda: image(form="AVIF"),
+    "gray": lambda: image("L", color=77),
+    "gray with alpha": lambda: image("LA", color=(77, 100)),
+    "palette": lambda: image("P", color=5),
+    "one bit": lambda: image("1", color=1),
+    "16 bits": sixteen_bits,
+    "cmyk": lambda: image("CMYK", "JPEG", color=(10, 200, 90, 20)),
+    "alpha": lambda: image("RGBA", color=(200, 30, 60, 90)),
+    **{f"turned {way}": (lambda way=way: turned_jpeg(way)) for way in range(1, 9)},
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_what_diffusers_makes_of_it(name: str, load: Callable[..., np.ndarray]) -> None:
+    data = PICTURES[name]()
+    wanted = load_image(Image.open(io.BytesIO(data)))
+    found = load("image", data)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, np.asarray(wanted))
+    np.testing.assert_array_equal(load("mask", data), np.asarray(wanted.convert("L")))
+
+
+def test_alpha_is_kept_for_tasks_that_take_it(load: Callable[..., np.ndarray], tmp_path: Path) -> None:
+    plain = input_loader(tmp_path.as_uri())
+    loader = InputLoader(plain._fetcher, alpha=["layers"])
+    data = image("RGBA", color=(200, 30, 60, 90))
+    assert load("image", data, "layers", loader)[0, 0].tolist() == [200, 30, 60, 90]
+    assert load("image", data, "i2i", loader)[0, 0].tolist() == [200, 30, 60]
+    assert load("image", image(), "layers", loader)[0, 0].tolist() == [*RED, 255]
+
+
+@pytest.mark.parametrize(("form", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("mp4", "mpeg4")])
+def test_a_video_keeps_its_frames_rate_and_sound(form: str, codec: str, load: Callable[..., Clip]) -> None:
+    data = video(12, (48, 32), form=form, codec=codec, fps=Fraction(24000, 1001), sound=tone())
+    clip = load("video", data, "v2v")
+    assert clip.frames.shape == (12, 32, 48, 3)
+    assert clip.fps == pytest.approx(24000 / 1001, rel=1e-3)
+    assert np.abs(clip.frames.astype(int) - RED).max() <= 6
+    assert clip.sound is not None
+    assert clip.sound.rate == 48_000
+    assert clip.sound.seconds == pytest.approx(0.5, abs=0.05)
+    assert np.abs(clip.sound.samples).max() == pytest.approx(0.4, abs=0.05)
+    assert load("video", video(), "v2v").sound is None
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_sound_is_samples_by_channels(form: str, channels: int, load: Callable[..., Sound]) -> None:
+    found = load("audio", sound(tone(channels=channels), form), "a2a")
+    assert (found.samples.dtype, found.samples.shape[1], found.rate) == (np.float32, channels, 48_000)
+    assert found.seconds == pytest.approx(0.5, abs=0.06)
+    if form in ("WAV", "FLAC"):
+        np.testing.assert_allclose(found.samples, tone(channels=channels), atol=1e-4)
+
+
+def test_the_sound_of_a_container_is_read_too(load: Callable[..., Sound]) -> None:
+    found = load("audio", sound_only(), "a2a")
+    assert (found.rate, found.samples.shape[1]) == (48_000, 2)
+    assert found.seconds == pytest.approx(0.5, abs=0.05)
+
+
+def test_samples_beyond_one_are_cut_off(load: Callable[..., Sound]) -> None:
+    found = load("audio", sound(tone() * 5, subtype="FLOAT"), "a2a")
+    assert np.abs(found.samples).max() == 1.0
+
+
+BAD = [
+    *(("image", name, *case) for name, case in BAD_IMAGES.items()),
+    *(("mask", name, *case) for name, case in list(BAD_IMAGES.items())[:5]),
+    *(("video", name, *case) for name, case in BAD_VIDEOS.items()),
+    *(("audio", name, *case) for name, case in BAD_SOUNDS.items()),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "make", "says"), BAD, ids=[f"{one[0]}: {one[1]}" for one in BAD])
+def test_a_bad_file_is_one_error_that_names_it(
+    kind: str, name: str, make: Callable[[], bytes], says: str, load: Callable[..., object]
+) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        load(kind, make())
+    text = str(refused.value)
+    assert text.startswith(f"inputs.{kind}[0]: ") and "(allowed: " in text
+    assert says in text
+    assert len(text) < 400
+
+
+def test_room_is_taken_for_all_files_and_given_back(tmp_path: Path, load: Callable[..., object]) -> None:
+    loader = input_loader(tmp_path.as_uri())
+    (tmp_path / "uploads" / "file").write_bytes(image(size=(50, 20)))
+    with loader.held(job(tmp_path, "image"), Ticket()):
+        assert loader._budget.used == 50 * 20 * 3
+    assert loader._budget.used == 0
+    with pytest.raises(InvalidJob):
+        load("audio", nan_wav(), "a2a", loader)
+    assert loader._budget.used == 0
+
+
+def test_what_no_room_is_large_enough_for_is_refused(tmp_path: Path, load: Callable[..., object]) -> None:
+    with pytest.raises(InvalidJob, match="inputs: take 120000 bytes when decoded"):
+        load("image", image(size=(100, 100)), loader=input_loader(tmp_path.as_uri(), memory=100_000))
+
+
+def test_a_ticket_ends_the_wait_for_room(tmp_path: Path) -> None:
+    loader = input_loader(tmp_path.as_uri(), memory=1_000_000)
+    (tmp_path / "uploads").mkdir()
+    (tmp_path / "uploads" / "file").write_bytes(image(size=(200, 200)))
+    ticket = Ticket()
+    with loader._budget.hold(900_000, Ticket().over):
+        loader._budget._changed.wait = lambda _: ticket.cancel()  # type: ignore[method-assign,assignment,misc]
+        with pytest.raises(Stopped), loader.held(job(tmp_path, "image"), ticket):
+            pass
+    assert loader._budget.used == 0
+
+
+def test_bytes_say_what_a_file_is() -> None:
+    webm = video(form="webm", codec="libvpx-vp9")
+    files = [image(), sound(), sound(form="MP3"), video(), webm]
+    assert [kind_of(io.BytesIO(data)) for data in files] == ["PNG", "WAV", "MP3", "MP4", "WEBM"]
