@@ -14,6 +14,7 @@ from saggar.workers.inputs.bad import BadInput
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], list[str]]
 
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _NEVER_ALLOWED = "hosts with a public address"
 
@@ -38,10 +39,10 @@ def allowed_address(host: str, addresses: list[str], *, private: bool) -> str:
 
 def _may(address: Address, private: bool) -> bool:
     inner = _inner(address)
-    if address.is_link_local or address.is_multicast or address.is_unspecified:
-        return False
     if inner is not None:
         return _may(inner, private)
+    if address.is_link_local or address.is_multicast or address.is_unspecified or address == _BROADCAST:
+        return False
     if address.is_global:
         return True
     return private and (address.is_private or address.is_loopback)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO
 
 from saggar.storage.base import Storage, open_storage
-from saggar.storage.errors import InvalidKey, NotFound, StorageConfigError, StorageRefused
+from saggar.storage.errors import InvalidKey, NotFound, StorageConfigError, StorageRefused, StorageUnavailable
 from saggar.storage.retry import Backoff, retrying
 from saggar.workers.inputs.addresses import Resolve, resolve
 from saggar.workers.inputs.bad import BadInput
@@ -94,7 +94,7 @@ class Fetcher:
                     raise too_large(self.limits.bytes)
                 target.write(piece)
                 if ticket.over.is_set():
-                    return
+                    raise StorageUnavailable("not wanted any more")
 
         try:
             retrying(read, lambda _: not ticket.over.is_set(), backoff=Backoff(), stop=ticket.over)

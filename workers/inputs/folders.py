@@ -18,6 +18,7 @@ _PIECE = 1 << 20
 _ALLOWED = "plain files below an allowed folder, without symbolic links on the way"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
+_CLOSED = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENAMETOOLONG, errno.EISDIR)
 
 
 def copy_file(place: Place, source: Source, target: IO[bytes], limit: int) -> None:
@@ -35,7 +36,7 @@ def copy_file(place: Place, source: Source, target: IO[bytes], limit: int) -> No
     except OSError as error:
         if error.errno in _MISSING:
             raise BadInput("there is no such file", _ALLOWED) from error
-        if error.errno in (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENAMETOOLONG):
+        if error.errno in _CLOSED:
             raise BadInput("is a file that cannot be opened", _ALLOWED) from error
         raise
 
