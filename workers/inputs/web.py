@@ -71,13 +71,15 @@ class _Connection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         plain = socket.create_connection((self._address, self.port), _STALL_S)
-        self._cut.use(plain)
         try:
-            self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+            # Its hello is waited for as a TLS socket: wrapping takes the plain one's place.
+            sock = self._tls.wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
         except BaseException:
             plain.close()
             raise
-        self._cut.use(self.sock)
+        self.sock = sock
+        self._cut.use(sock)
+        sock.do_handshake()
 
     def close(self) -> None:
         self._cut.use(None)
