@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from saggar.engine import EngineConfig
+from saggar.engine.choices import Choice
 from saggar.engine.degrees import Degrees
 from saggar.engine.parallel.attach import Attachment
 from saggar.engine.parallel.cfg import OverRanks
@@ -32,18 +33,33 @@ from benchmarks.attention import settle
 from benchmarks.report import table
 
 Make = Callable[[bool], tuple[torch.nn.Module, dict[str, torch.Tensor]]]
+THEIR_KERNELS = {"torch_sdpa": "native", "cudnn": "_native_cudnn", "sage": "sage", "xformers": "xformers"}
+"""What diffusers calls our kernels."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One line of the table. `ours`: by our plans, else by diffusers' own. `overlap`: the compiler may let what is sent
+    travel while the block computes.
+    """
+
+    name: str
+    degrees: Degrees
+    ours: bool
+    overlap: bool = False
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one rank of a world measures. `ours`: by our plans, else by diffusers' own."""
+    """What a world measures."""
 
     model: str
-    degrees: Degrees
-    ours: bool
+    ways: tuple[Way, ...]
     device: str
     compiled: bool
+    kernel: str
     repeats: int
+    ranks: int
 
 
 def flux(full: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -116,67 +132,107 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument(
+        "--kernel", default="torch_sdpa", help="of both, where diffusers has it under a name of its own"
+    )
     parser.add_argument("--repeats", type=int, default=8)
     options = parser.parse_args()
     ranks = options.ranks
     for model in options.model:
+        job = Job(
+            model,
+            ways(ranks, options.compile),
+            options.device,
+            options.compile,
+            options.kernel,
+            options.repeats,
+            ranks,
+        )
+        found = world(job)
+        one = next((value for value in found if isinstance(value, float)), None)
         lines: list[tuple[object, ...]] = []
-        one: float | None = None
-        for name, degrees, ours in (
-            ("plain diffusers, 1 rank", Degrees(), False),
-            ("ours, 1 rank", Degrees(), True),
-            (f"diffusers, Ulysses {ranks}", Degrees(ulysses=ranks), False),
-            (f"ours, Ulysses {ranks}", Degrees(ulysses=ranks), True),
-            (f"diffusers, Ring {ranks}", Degrees(ring=ranks), False),
-            (f"ours, Ring {ranks}", Degrees(ring=ranks), True),
-            (f"ours, CFG {ranks}: {ranks} branches", Degrees(cfg=ranks), True),
-        ):
-            job = Job(model, degrees, ours, options.device, options.compile, options.repeats)
-            found = world(job)
-            if isinstance(found, str):
-                lines.append((name, found, ""))
+        for way, value in zip(job.ways, found, strict=True):
+            if isinstance(value, str) or one is None:
+                lines.append((way.name, value, ""))
                 continue
-            one = one or found
-            work = degrees.cfg  # one rank makes as many forwards one after the other
-            lines.append((name, f"{found * 1000:.1f}", f"{one * work / found:.2f}"))
-        title = f"{model}: one step, {'compiled blocks' if options.compile else 'eager'}"
-        print(table(title, ("how", "ms", "ratio to plain on one rank"), lines))
+            # One rank makes the branches of guidance one after the other.
+            lines.append((way.name, f"{value * 1000:.1f}", f"{one * way.degrees.cfg / value:.2f}"))
+        title = f"{model}: one step, {'compiled blocks' if options.compile else 'eager'}, {options.kernel}"
+        print(table(title, ("how", "ms", "ratio to plain on one rank"), lines), flush=True)
 
 
-def world(job: Job) -> float | str:
-    """Median seconds of a step in the slowest rank, or what went wrong."""
+def ways(ranks: int, compiled: bool) -> tuple[Way, ...]:
+    """The table's lines."""
+    plain = (
+        Way("plain diffusers, 1 rank", Degrees(), False),
+        Way("ours, 1 rank", Degrees(), True),
+        Way(f"diffusers, Ulysses {ranks}", Degrees(ulysses=ranks), False),
+        Way(f"ours, Ulysses {ranks}", Degrees(ulysses=ranks), True),
+        Way(f"diffusers, Ring {ranks}", Degrees(ring=ranks), False),
+        Way(f"ours, Ring {ranks}", Degrees(ring=ranks), True),
+        Way(f"ours, CFG {ranks}: {ranks} branches", Degrees(cfg=ranks), True),
+    )
+    overlapping = Way(
+        f"ours, Ulysses {ranks}, overlapped by the compiler", Degrees(ulysses=ranks), True, True
+    )
+    return (*plain, overlapping) if compiled else plain
+
+
+def world(job: Job) -> list[float | str]:
+    """Median seconds of a step in the slowest rank for each way, or why it fails."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            mp.spawn(  # type: ignore[no-untyped-call]
-                rank, (job, str(Path(folder) / "store"), results), nprocs=job.degrees.size
-            )
-        except mp.ProcessRaisedException as error:
-            return f"fails: {str(error).strip().splitlines()[-1][:90]}"
-    told: list[float] = [results.get() for _ in range(job.degrees.size)]
-    return max(told)
+        mp.spawn(rank, (job, str(Path(folder) / "store"), results), nprocs=job.ranks)  # type: ignore[no-untyped-call]
+    told: list[list[float | str]] = [results.get() for _ in range(job.ranks)]
+    return [_slowest(values) for values in zip(*told, strict=True)]
+
+
+def _slowest(values: Sequence[float | str]) -> float | str:
+    wrong = [value for value in values if isinstance(value, str)]
+    return wrong[0] if wrong else max(value for value in values if isinstance(value, float))
 
 
 def rank(number: int, job: Job, store: str, results: Any) -> None:
-    """One process of a world."""
+    """One process of the world: each way in turn, with a new model of the same weights."""
     placement, platform = place(EngineConfig(model="any", device=job.device, threads=1), slot=number)
     device = placement.device
     assert device is not None and placement.dtype is not None
-    size = job.degrees.size
     dist.init_process_group(
-        platform.communication, init_method=f"file://{store}", rank=number, world_size=size
+        platform.communication, init_method=f"file://{store}", rank=number, world_size=job.ranks
     )
-    mesh = Mesh.of(job.degrees, number, lambda ranks: dist.new_group(list(ranks)))
-    torch.manual_seed(0)
+    told: list[float | str] = []
+    for way in job.ways:
+        torch.compiler.reset()
+        try:
+            told.append(measured(job, way, number, device, placement.dtype))
+        except Exception as error:  # noqa: BLE001  (the table says so, in all ranks alike)
+            told.append(f"fails: {str(error).strip().splitlines()[0][:90]}")
+        if number == 0:
+            print(f"{way.name}: {told[-1]}", flush=True)
+        platform.free_cache()
+    results.put(told)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured(job: Job, way: Way, number: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Median seconds of a step in this rank."""
+    own = number if way.degrees.size == job.ranks else 0
+    mesh = Mesh.of(way.degrees, own, lambda ranks: dist.new_group(list(ranks)))
     make, plan = MODELS[job.model]
-    model, given = make(platform.kind == "cuda")
-    model = model.to(device, placement.dtype).eval()
-    given = {
-        name: x.to(device, placement.dtype if x.is_floating_point() and "ids" not in name else x.dtype)
-        for name, x in given.items()
-    }
-    _spread(model, job, mesh, plan, platform.attention)
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    with device:  # weights of this size are drawn on the device, or it takes minutes
+        model, given = make(device.type == "cuda")
+    torch.set_default_dtype(torch.float32)
+    model = model.eval()
+    given = {name: x.float() if "ids" in name else x for name, x in given.items()}
+    if way.ours:
+        Attachment({"default": Choice(job.kernel)}, (), mesh, plan, {}).put_on(model)
+    else:
+        _theirs(model, way.degrees, THEIR_KERNELS[job.kernel])
+    torch._inductor.config.reorder_for_compute_comm_overlap = way.overlap
     if job.compiled:
         model.compile_repeated_blocks()  # type: ignore[operator]
     spread = OverRanks(mesh.cfg, device) if mesh.cfg.size > 1 else None
@@ -184,23 +240,19 @@ def rank(number: int, job: Job, store: str, results: Any) -> None:
     def step() -> None:
         out = model(**given, return_dict=False)[0]
         if spread is not None:
-            spread.gather(out, size, lambda parts: torch.cat(list(parts)), "one shape")
+            spread.gather(out, mesh.cfg.size, lambda parts: torch.cat(list(parts)), "one shape")
 
     with torch.inference_mode():
-        results.put(_timed(step, device, job.repeats))
-    dist.barrier()
-    dist.destroy_process_group()
+        return _timed(step, device, job.repeats)
 
 
-def _spread(model: Any, job: Job, mesh: Mesh, plan: SequencePlan, kernels: Sequence[str]) -> None:
-    if job.ours:
-        Attachment({}, kernels, mesh, plan, {}).put_on(model)
-    elif job.degrees.size > 1:
-        from diffusers import ContextParallelConfig
+def _theirs(model: Any, degrees: Degrees, kernel: str) -> None:
+    from diffusers import ContextParallelConfig
 
-        model.enable_parallelism(
-            config=ContextParallelConfig(ulysses_degree=job.degrees.ulysses, ring_degree=job.degrees.ring)
-        )
+    if degrees.size > 1:
+        shared = ContextParallelConfig(ulysses_degree=degrees.ulysses, ring_degree=degrees.ring)
+        model.enable_parallelism(config=shared)
+    model.set_attention_backend(kernel)
 
 
 def _timed(step: Callable[[], None], device: torch.device, repeats: int) -> float:

@@ -127,8 +127,7 @@ def gather(part: torch.Tensor, dim: int, lengths: list[int], axis: Axis) -> torc
     sent[: first.shape[0]] = first
     kind = sent.dtype
     flat = sent.view(torch.uint8) if kind == torch.bool else sent  # no library sends booleans
-    received = flat.new_empty(axis.size, *flat.shape)
-    axis.all_gather(received.flatten(0, 1), flat)
+    received = torch.unflatten(axis.all_gather(flat), 0, (axis.size, -1))
     received = received.view(kind) if kind == torch.bool else received
     whole = torch.cat([piece[:length] for piece, length in zip(received, lengths, strict=True)])
     return whole.movedim(0, dim)

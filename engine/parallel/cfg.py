@@ -80,8 +80,7 @@ class OverRanks:
         mine = torch.zeros(longest, dtype=dtype, device=self._device)
         if part is not None:
             mine[: part.numel()] = part.reshape(-1)
-        whole = mine.new_empty(self._axis.size * longest)
-        self._axis.all_gather(whole, mine)
+        whole = self._axis.all_gather(mine)
         pieces = [
             flat[: torch.Size(shape[0]).numel()].view(shape[0])
             for flat, shape in zip(whole.view(self._axis.size, longest), shapes, strict=True)

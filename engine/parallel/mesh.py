@@ -31,20 +31,40 @@ _DEGREES = ("tp", "ulysses", "ring", "pp", "cfg")
 
 @dataclass(frozen=True)
 class Axis:
-    """One rank's place along an axis: `index` of `size`. `group` is how they speak, None where the rank is alone."""
+    """One rank's place along an axis: `index` of `size`. `group` is how they speak, None where the rank is alone.
+
+    What the ranks send each other goes through torch's functional collectives: a compiled block passes them without a
+    graph break, and what has been sent travels until it is waited for.
+    """
 
     name: str
     size: int = 1
     index: int = 0
     group: dist.ProcessGroup | None = None
+    called: str = ""
+    """The group's name, by which the collectives find it."""
 
-    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        """What each rank sends, of equal shapes, one behind the other along the first dimension of `received`."""
-        import torch.distributed as dist
+    def all_gather(self, sent: torch.Tensor) -> torch.Tensor:
+        """What each rank sends, of equal shapes, one behind the other along the first dimension."""
+        import torch
 
-        # torch 2.13 renamed it.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(received, sent, group=self.group)
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(sent, self.size, self.called)
+        return arrived(gathered)
+
+    def exchange(
+        self, sent: torch.Tensor, received: Sequence[int] | None = None, sizes: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Begin to send a part of `sent`, cut along its first dimension, to each rank, and to receive one from each.
+
+        Equal parts, or `sizes` of what is sent and `received` of what comes. The result is there after `arrived`.
+        """
+        import torch
+
+        even = [sent.shape[0] // self.size] * self.size
+        coming: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
+            sent.contiguous(), list(received or even), list(sizes or even), self.called
+        )
+        return coming
 
 
 @dataclass(frozen=True)
@@ -72,13 +92,22 @@ class Mesh:
             for line in lines(degrees, name):
                 group = new_group(line) if len(line) > 1 else None
                 if rank in line:
-                    axes[name] = Axis(name, len(line), line.index(rank), group)
+                    called = "" if group is None else group.group_name
+                    axes[name] = Axis(name, len(line), line.index(rank), group, called)
         return cls(degrees, **axes)
 
     @classmethod
     def alone(cls) -> Mesh:
         """Of a rank that shares its work with nobody."""
         return cls.of(Degrees(), 0, lambda ranks: None)
+
+
+def arrived(coming: torch.Tensor) -> torch.Tensor:
+    """What an exchange brings, once it is there: a device's stream waits, not the process."""
+    import torch
+
+    there: torch.Tensor = torch.ops._c10d_functional.wait_tensor(coming)
+    return there
 
 
 def lines(degrees: Degrees, axis: str) -> list[tuple[int, ...]]:

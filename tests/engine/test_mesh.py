@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,12 +42,12 @@ def test_all_ranks_make_the_same_groups_in_the_same_order(degrees: Degrees) -> N
 
         def new_group(ranks: Sequence[int], seen: list[tuple[int, ...]] = asked[-1]) -> Any:
             seen.append(tuple(ranks))
-            return tuple(ranks)
+            return SimpleNamespace(ranks=tuple(ranks), group_name=str(ranks))
 
         mesh = Mesh.of(degrees, rank, new_group)
         for name in AXES:
             axis = getattr(mesh, name)
-            assert axis.group is None if axis.size == 1 else axis.group[axis.index] == rank
+            assert axis.group is None if axis.size == 1 else axis.group.ranks[axis.index] == rank
     assert all(groups == asked[0] for groups in asked)
 
 

@@ -93,6 +93,19 @@ def difference(shape: Shape, mesh: Mesh) -> float:
     return float((found - expected).abs().max()) if found.numel() else 0.0
 
 
+def compiled(mesh: Mesh) -> float:
+    """How far a site in a compiled function is from the same one outside; a graph break raises."""
+    q, k, v = (torch.randn(1, 6, 4, 8) for _ in range(3))
+    shared = Shared(mesh, Streams({"text": 6 * mesh.sp.size}), ("text",))
+    site = Site("site", "joint", TorchSdpa(), shared)
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(site, q * 2, k, v) + 1
+
+    found = torch.compile(block, fullgraph=True, backend="eager")(q, k, v)
+    return float((found - block(q, k, v)).abs().max())
+
+
 def gathered(mesh: Mesh) -> bool:
     """Whether uneven parts come together, numbers and booleans."""
     whole = torch.arange(2 * 5 * 3).view(2, 5, 3)
@@ -125,6 +138,7 @@ def rank(number: int, degrees: Degrees, port_file: str, results: Any) -> None:
     with torch.inference_mode():
         found = [difference(shape, mesh) for shape in SHAPES]
         assert max(convolved(mesh, rows) for rows in (1, 3, 8)) <= ATOL
+        assert compiled(mesh) <= ATOL
         results.put((number, found, gathered(mesh)))
     dist.barrier()
     dist.destroy_process_group()

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from saggar.engine.attention.base import Backend
-from saggar.engine.parallel.mesh import Axis
+from saggar.engine.parallel.mesh import Axis, arrived
 
 
 def ring_attention(
@@ -34,17 +33,18 @@ def ring_attention(
         [None] * axis.size if mask is None else list(torch.split_with_sizes(mask, list(lengths), -1))
     )
     held = torch.stack((k, v)).contiguous()
+    batch, _, heads, width = k.shape
     out: torch.Tensor | None = None
     total = q.new_empty(0)
     for step in range(axis.size):
         source = (axis.index - step) % axis.size
+        last = step + 1 == axis.size
         # The next chunk travels while this one is attended to.
-        coming, arrival = _pass_on(held, lengths, source, axis) if step + 1 < axis.size else (held, None)
+        coming = held if last else _pass_on(held, 2 * batch * heads * width, lengths, source, axis)
         piece, lse = backend.run_lse(q, held[0], held[1], columns[source], scale)
         out, total = (piece.float(), lse) if out is None else merge(out, total, piece, lse)
-        if arrival is not None:
-            arrival.wait()
-        held = coming
+        if not last:
+            held = arrived(coming).view(2, batch, lengths[(source - 1) % axis.size], heads, width)
     assert out is not None
     return out.to(q.dtype)
 
@@ -62,16 +62,13 @@ def merge(
     return out * kept + piece.float() * added, both
 
 
-def _pass_on(
-    held: torch.Tensor, lengths: Sequence[int], source: int, axis: Axis
-) -> tuple[torch.Tensor, dist.Work | None]:
-    """Send the chunk of rank `source` to the next rank, and begin to receive the one before it from the last."""
+def _pass_on(held: torch.Tensor, token: int, lengths: Sequence[int], source: int, axis: Axis) -> torch.Tensor:
+    """Send the chunk of rank `source` to the next rank, and begin to receive, flat, the one before it from the last.
+
+    `token`: values of one token in the chunk.
+    """
     follower, before = (axis.index + 1) % axis.size, (axis.index - 1) % axis.size
-    pairs, batch, _, heads, width = held.shape
-    coming = held.new_empty(pairs, batch, lengths[(source - 1) % axis.size], heads, width)
     sizes_out, sizes_in = [0] * axis.size, [0] * axis.size
-    sizes_out[follower], sizes_in[before] = held.numel(), coming.numel()
-    arrival = dist.all_to_all_single(
-        coming.view(-1), held.view(-1), sizes_in, sizes_out, group=axis.group, async_op=True
-    )
-    return coming, arrival
+    sizes_out[follower] = token * lengths[source]
+    sizes_in[before] = token * lengths[(source - 1) % axis.size]
+    return axis.exchange(held.view(-1), sizes_in, sizes_out)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
-from saggar.engine.parallel.mesh import Axis, shares
+from saggar.engine.parallel.mesh import Axis, arrived, shares
 
 
 def to_heads(tensors: Sequence[torch.Tensor], lengths: Sequence[int], axis: Axis) -> tuple[torch.Tensor, ...]:
@@ -55,22 +54,17 @@ def _to_heads_evenly(tensors: Sequence[torch.Tensor], axis: Axis) -> tuple[torch
     sent = torch.stack(
         [torch.unflatten(tensor, 2, (axis.size, -1)).movedim(2, 0) for tensor in tensors], dim=1
     )
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=axis.group)
+    received = arrived(axis.exchange(sent))
     return received.permute(1, 2, 0, 3, 4, 5).flatten(2, 3).unbind(0)
 
 
 def _to_sequence_evenly(out: torch.Tensor, axis: Axis) -> torch.Tensor:
     sent = torch.unflatten(out, 1, (axis.size, -1)).movedim(1, 0).contiguous()  # [to rank, B, l, h, D]
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=axis.group)
+    received = arrived(axis.exchange(sent))
     return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def _exchange(sent: Sequence[torch.Tensor], sizes: Sequence[int], axis: Axis) -> tuple[torch.Tensor, ...]:
     """A flat piece to each rank, and one of `sizes` from each."""
-    received = sent[0].new_empty(sum(sizes))
-    dist.all_to_all_single(
-        received, torch.cat(list(sent)), list(sizes), [piece.numel() for piece in sent], group=axis.group
-    )
+    received = arrived(axis.exchange(torch.cat(list(sent)), sizes, [piece.numel() for piece in sent]))
     return tuple(torch.split_with_sizes(received, list(sizes)))

@@ -1,0 +1,164 @@
+"""On real GPUs: what the CPU's tests cannot show. `pytest -m gpu`, and with two of them `pytest -m gpu2`.
+
+Both sides of a comparison run on the same card, so that TF32 and its kernels cancel out where numbers must agree.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from saggar.engine import Request
+from saggar.engine.attention.base import Need
+from saggar.engine.attention.select import backends, kernel
+from saggar.engine.errors import Unsupported
+from saggar.engine.worker.extension import Extension
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.families import BY_NAME
+from tests.engine.parallel_cases import Way, batches
+from tests.engine.support import at_step, floats
+from tests.engine.test_parallel import UNPLANNED
+
+FAMILIES = sorted(BY_NAME)
+GPU = {"device": "cuda", "executor": "multiproc", "mode": "step_batch", "warmup": ()}
+FLOAT32 = GPU | {"dtype": "float32", "pixels": "float32", "max_batch": 6}
+
+
+class OnCard(Extension):
+    """What a test asks of a rank about its GPU."""
+
+    def leave(self, free_bytes: int) -> None:
+        """Only so much more memory than is held now may be taken."""
+        card = torch.cuda.current_device()
+        total = torch.cuda.get_device_properties(card).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free_bytes) / total, card)
+
+    def card(self) -> int:
+        """The current GPU's number."""
+        return torch.cuda.current_device()
+
+
+EXTENSION = f"{__name__}.OnCard"
+
+
+@pytest.mark.gpu
+def test_the_engines_own_process_never_touches_the_gpu(models: Callable[[str], Path]) -> None:
+    code = (
+        "import sys\nfrom saggar.engine import Engine, EngineConfig, Request\n"
+        "with Engine.make(EngineConfig(model=sys.argv[1], device='cuda')) as engine:\n"
+        "    assert engine.submit(Request('a', 'x', params={'num_inference_steps': 2})).result(120).images\n"
+        "assert 'torch' not in sys.modules or not sys.modules['torch'].cuda.is_initialized()\n"
+    )
+    command = [sys.executable, "-c", f"if __name__ == '__main__':\n{_indented(code)}", str(models("flux"))]
+    subprocess.run(command, check=True, timeout=240)
+
+
+def _indented(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.splitlines())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_batch_of_unlike_rows_is_each_row_alone_and_what_the_cpu_makes(
+    make_engine: MakeEngine, name: str
+) -> None:
+    requests = BY_NAME[name].requests()
+    card, cpu = make_engine(name, **FLOAT32), make_engine(name, **FLOAT32 | {"device": "cpu"})
+    together, expected = card.generate(requests), cpu.generate(requests)
+    for request, output, one in zip(requests, together, expected, strict=True):
+        alone = card.submit(request).result(120)
+        assert floats(output).std() > 1e-3
+        np.testing.assert_allclose(floats(output), floats(alone), atol=2e-3, rtol=0, err_msg=request.id)
+        assert np.abs(floats(output) - floats(one)).mean() < 5e-3, request.id
+    assert card.info.numerics.startswith("float32/cuda/")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_is_near_float32(make_engine: MakeEngine, name: str) -> None:
+    requests = BY_NAME[name].requests()
+    fast = make_engine(name, **FLOAT32 | {"dtype": "auto"}).generate(requests)
+    exact = make_engine(name, **FLOAT32).generate(requests)
+    for one, other in zip(fast, exact, strict=True):
+        assert "bfloat16/cuda" in one.numerics
+        assert np.isfinite(floats(one)).all()
+        assert np.abs(floats(one) - floats(other)).mean() < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("name", backends())
+def test_a_kernel_attends_as_float32_does(name: str, masked: bool) -> None:
+    """Every installed one: its error, its log-sum-exp where it gives one, and with a mask of keys."""
+    try:
+        backend = kernel(name)()
+    except Unsupported as missing:
+        pytest.fail(str(missing))
+    q, k, v = (torch.randn(2, 256, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    kept = torch.arange(256, device="cuda") < torch.tensor([[200], [256]], device="cuda")
+    mask = kept[:, None, None] if masked else None
+    need = Need("cuda", torch.bfloat16, 64, "keys" if masked else "none")
+    exact, total = kernel("torch_sdpa")().run_lse(q.float(), k.float(), v.float(), mask)
+    if backend.traits.refusal(need) is not None:
+        with pytest.raises(Unsupported):
+            backend.run(q, k, v, mask)
+        return
+    assert _error(backend.run(q, k, v, mask), exact) < 2e-2
+    if backend.traits.masked_lse if masked else backend.traits.lse:
+        out, lse = backend.run_lse(q, k, v, mask)
+        assert _error(out, exact) < 2e-2
+        torch.testing.assert_close(lse, total, atol=2e-2, rtol=0)
+
+
+def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.float() - exact).norm() / exact.norm())
+
+
+@pytest.mark.gpu
+def test_memory_that_runs_out_halves_the_batch_and_nothing_is_lost(make_engine: MakeEngine) -> None:
+    engine = make_engine("sdxl", **FLOAT32 | {"max_batch": 16, "worker_extension": EXTENSION})
+    params = {"num_inference_steps": 2, "height": 1024, "width": 1024}
+    requests = [Request(f"r{i}", "x", seed=i, params=params) for i in range(16)]
+    alone = engine.submit(requests[0]).result(120)
+    engine.call("leave", 700 << 20)
+    outputs = engine.generate(requests)
+    assert engine.stats()["memory.halved"] > 0
+    np.testing.assert_allclose(floats(outputs[0]), floats(alone), atol=2e-3, rtol=0)
+
+
+@pytest.mark.gpu
+def test_a_killed_rank_comes_back_and_its_requests_are_made(make_engine: MakeEngine) -> None:
+    engine = make_engine("flux", **GPU)
+    request = Request("long", "x", params={"num_inference_steps": 200})
+    kill = at_step("long", 20, lambda: os.kill(engine.health().pids[0], signal.SIGKILL))
+    assert engine.submit(request, on_event=kill).result(240).steps == 200
+    assert engine.health().ok
+
+
+@pytest.mark.gpu2
+@pytest.mark.parametrize("way", [Way(ulysses=2), Way(ring=2), Way(cfg=2)], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_gpus_give_the_pictures_of_one(make_engine: MakeEngine, name: str, way: Way) -> None:
+    if way.sequence and name in UNPLANNED:
+        with pytest.raises(Unsupported, match="no sequence plan"):
+            make_engine(name, **FLOAT32 | way.settings)
+        return
+    alone, together = make_engine(name, **FLOAT32), make_engine(name, **FLOAT32 | way.settings)
+    for requests in batches(BY_NAME[name]):
+        for output, one in zip(together.generate(requests), alone.generate(requests), strict=True):
+            np.testing.assert_allclose(floats(output), floats(one), atol=2e-3, rtol=0)
+
+
+@pytest.mark.gpu2
+def test_replicas_have_a_gpu_each(make_engine: MakeEngine) -> None:
+    engine = make_engine("flux", **GPU | {"replicas": 2, "worker_extension": EXTENSION})
+    assert sorted(map(str, engine.call("card"))) == ["0", "1"]
