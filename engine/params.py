@@ -2,8 +2,9 @@
 checked here.
 
 Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const, items, minItems,
-maxItems, default, description, anyOf (for "or null"), and x-tasks: the tasks that a parameter is for. Any other is
-refused when the schema is made, never a rule that is silently not applied. Parameters are scalars or lists of scalars.
+maxItems, default, description, anyOf (for "or null"), x-tasks: the tasks that a parameter is for, and x-defaults: the
+defaults of tasks that have others. Any other is refused when the schema is made, never a rule that is silently not
+applied. Parameters are scalars or lists of scalars.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list, tuple),
     "null": (type(None),),
 }
-_NOTES = {"title", "description", "default", "x-tasks"}
+_NOTES = {"title", "description", "default", "x-tasks", "x-defaults"}
 _RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _RULES: dict[str, set[str]] = {
     "integer": _RANGE,
@@ -57,6 +58,8 @@ def schema_of(params: type, *narrowings: Narrowing) -> JsonSchema:
     for name, words in (item for narrowing in narrowings for item in narrowing.items()):
         if name not in properties:
             raise KeyError(f"no parameter {name!r}: there are {', '.join(properties)}")
+        if "default" in words:  # it is meant for every task
+            properties[name].pop("x-defaults", None)
         properties[name].update(words)
     for words in properties.values():
         words.pop("title", None)
@@ -70,8 +73,10 @@ def check_schema(schema: JsonSchema) -> None:
     """LoadError: a word that is not applied here, or a choice or a default that the other words refuse."""
     for name, words in _properties(schema).items():
         _check_words(name, words)
-        if "default" in words and (problem := _refusal(cast(ParamValue, words["default"]), words)):
-            raise LoadError(f"parameter {name}: its default {problem}")
+        defaults = [words["default"]] if "default" in words else []
+        for default in (*defaults, *cast("dict[str, JsonValue]", words.get("x-defaults", {})).values()):
+            if problem := _refusal(cast(ParamValue, default), words):
+                raise LoadError(f"parameter {name}: its default {problem}")
 
 
 def check_params(
@@ -95,14 +100,21 @@ def check_params(
             raise InvalidRequest(f"params.{name}", "is required", describe(properties[name]))
     filled: dict[str, ParamValue] = {}
     for name, words in properties.items():
-        value = params.get(name, cast(ParamValue, words.get("default")))
+        default = default_of(words, task)
+        value = params.get(name, default)
         if name in params and (problem := _refusal(value, words)):
             raise InvalidRequest(f"params.{name}", problem, describe(words))
         meant = cast("list[str]", words.get("x-tasks", [task]))
-        if task not in meant and value != words.get("default"):
+        if task not in meant and value != default:
             raise InvalidRequest(f"params.{name}", f"says nothing to {task}", f"with {', '.join(meant)}")
         filled[name] = value
     return filled
+
+
+def default_of(words: Mapping[str, JsonValue], task: str) -> ParamValue:
+    """A parameter's default for a task; None where it has none."""
+    own = cast("dict[str, ParamValue]", words.get("x-defaults", {}))
+    return own.get(task, cast(ParamValue, words.get("default")))
 
 
 def is_text(value: str) -> bool:

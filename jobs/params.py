@@ -52,6 +52,7 @@ _WORDS = {
     "$comment",
     "format",
     "x-tasks",
+    "x-defaults",
 }
 _FORMS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "items"}
 _OBJECT_WORDS = _WORDS | {"type", "properties", "required", "additionalProperties", "$defs", "$schema", "$id"}
@@ -80,13 +81,15 @@ _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_inpu
 @dataclass(frozen=True)
 class ParamsChecker:
     """A card's rules, built once. `allowed` says for each name what it may be; `defaults` for those that
-    have one; `tasks` for those that are not for every task."""
+    have one, `own_defaults` for each task those that are others there; `tasks` for those that are not for every task.
+    """
 
     model: type[BaseModel]
     allowed: dict[str, str]
     defaults: dict[str, ParamValue]
     required: tuple[str, ...]
     tasks: dict[str, list[str]]
+    own_defaults: dict[str, dict[str, ParamValue]]
 
     @classmethod
     def from_schema(cls, schema: Schema) -> ParamsChecker:
@@ -101,11 +104,11 @@ class ParamsChecker:
             f"p{index}": (_annotation(rule, definitions, name), Field(default=None, alias=name))
             for index, (name, rule) in enumerate(rules.items())
         }
+        given = {name: rule["default"] for name, rule in rules.items() if "default" in rule}
         try:
             model = create_model("Params", __config__=_CONFIG, **fields)
-            defaults = model.model_validate(
-                {n: rule["default"] for n, rule in rules.items() if "default" in rule}
-            )
+            defaults = _checked(model, given)
+            own = {task: _checked(model, some) for task, some in _own_defaults(rules).items()}
         except ValidationError as error:
             raise InvalidCard(f"params_schema: default of {one_line(error, {})}") from None
         except (SchemaError, TypeError, ValueError, RuntimeError) as error:  # rules that cannot apply
@@ -115,7 +118,7 @@ class ParamsChecker:
         tasks = {
             name: cast("list[str]", rule["x-tasks"]) for name, rule in rules.items() if "x-tasks" in rule
         }
-        return cls(model, allowed, defaults.model_dump(by_alias=True, exclude_unset=True), required, tasks)
+        return cls(model, allowed, defaults, required, tasks, own)
 
     def check(self, params: Mapping[str, ParamValue], task: str = "t2i") -> dict[str, ParamValue]:
         """The params with defaults filled, sorted by name. 0, "" and null are values, never "not given".
@@ -123,19 +126,36 @@ class ParamsChecker:
         Raises InvalidJob naming `params.<name>` and what is allowed.
         """
         try:
-            checked = self.model.model_validate(params)
+            checked = _checked(self.model, params)
         except ValidationError as error:
             line = one_line(error, {"": self.allowed}, root="params")
             name = line.field.removeprefix("params.").partition("[")[0]
             raise InvalidJob(line.field, line.message, self.allowed.get(name, line.allowed)) from None
-        filled = {**self.defaults, **checked.model_dump(by_alias=True, exclude_unset=True)}
+        defaults = {**self.defaults, **self.own_defaults.get(task, {})}
+        filled = {**defaults, **checked}
         for name in self.required:
             if name not in filled:
                 raise InvalidJob(f"params.{name}", "is required", self.allowed.get(name, ""))
         for name, meant in self.tasks.items():
-            if task not in meant and filled.get(name) != self.defaults.get(name):
+            if task not in meant and filled.get(name) != defaults.get(name):
                 raise InvalidJob(f"params.{name}", f"says nothing to {task}", f"with {', '.join(meant)}")
         return dict(sorted(filled.items()))
+
+
+def _checked(model: type[BaseModel], params: Mapping[str, object]) -> dict[str, ParamValue]:
+    return model.model_validate(params).model_dump(by_alias=True, exclude_unset=True)
+
+
+def _own_defaults(rules: Mapping[str, Schema]) -> dict[str, dict[str, object]]:
+    """For each task the defaults that are its own, by parameter."""
+    found: dict[str, dict[str, object]] = {}
+    for name, rule in rules.items():
+        own = rule.get("x-defaults", {})
+        if not isinstance(own, dict):
+            raise InvalidCard(f"params_schema: {name}: x-defaults: write a default for each task")
+        for task, value in own.items():
+            found.setdefault(task, {})[name] = value
+    return found
 
 
 def _refuse_unknown(rule: Schema, known: set[str], where: str) -> None:

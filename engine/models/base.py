@@ -10,20 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from pydantic import ValidationError
 from saggar.engine.batch_key import canonical_key
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts, Media, Medium
-from saggar.engine.models.inputs import check_inputs, shapes
+from saggar.engine.models.inputs import USUAL_SIDE, blank, check_inputs, shapes
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
 from saggar.engine.parallel.plans import SequencePlan
-from saggar.engine.params import Narrowing, check_params, is_text, schema_of, shown
-from saggar.engine.request import SEED_MAX, JsonSchema, ModelInfo, ParamValue, Request
+from saggar.engine.params import Narrowing, check_params, default_of, is_text, schema_of, shown
+from saggar.engine.request import SEED_MAX, JsonSchema, JsonValue, ModelInfo, ParamValue, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,10 +148,21 @@ class Family(ABC, Generic[T, P, S]):
         return RequestState(request, self._build_params(request.params))
 
     def warmup_request(self, kind: WarmUp) -> Request:
-        """The request that warms this kind up. InvalidRequest: the model does not take it."""
+        """The request that warms this kind up, of the first task. InvalidRequest: the model does not take it."""
+        task = self.tasks[0]
+        inputs = blank(self.inputs_of(task), self._sides(kind.params, task))
         return self.validate(
-            Request("warm-up", "warm-up", 0, "t2i", kind.negative_prompt, kind.params, num_outputs=kind.rows)
+            Request(
+                "warm-up", "warm-up", 0, task, kind.negative_prompt, kind.params, kind.rows, inputs=inputs
+            )
         )
+
+    def _sides(self, params: Mapping[str, ParamValue], task: str) -> tuple[int, int]:
+        """Height and width, as far as they are known."""
+        words = cast("dict[str, dict[str, JsonValue]]", self.schema["properties"])
+        found = [params.get(side, default_of(words.get(side, {}), task)) for side in ("height", "width")]
+        high, wide = (side if isinstance(side, int) else USUAL_SIDE for side in found)
+        return high, wide
 
     # -- verbs, in a rank
 

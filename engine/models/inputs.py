@@ -1,4 +1,6 @@
-"""Checks of a request's inputs, before it is queued in the engine: which kinds, how many, of what form. No torch."""
+"""Checks of a request's inputs, before it is queued in the engine: which kinds, how many, of what form; and blank ones,
+for warming up. No torch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,10 @@ import numpy as np
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Clip, Counts, Media, Sound
 
+USUAL_SIDE = 512
+"""Pixels of a blank picture whose size nothing says."""
+_BLANK_FRAMES = 9
+_BLANK_RATE = 16_000
 _FORMS = {
     "image": "uint8, H×W×3 or H×W×4",
     "mask": "uint8, H×W",
@@ -30,6 +36,18 @@ def check_inputs(inputs: Mapping[str, Sequence[Media]], taken: Counts) -> None:
         for index, one in enumerate(media):
             if not _is(kind, one):
                 raise InvalidRequest(f"inputs.{kind}[{index}]", f"{_said(one)} was given", _FORMS[kind])
+
+
+def blank(taken: Counts, sides: tuple[int, int]) -> dict[str, list[Media]]:
+    """As few inputs as a task takes, of this height and width: grey, white masks, a second of silence."""
+    picture = np.full((*sides, 3), 128, np.uint8)
+    one: dict[str, Media] = {
+        "image": picture,
+        "mask": np.full(sides, 255, np.uint8),
+        "audio": Sound(np.zeros((_BLANK_RATE, 2), np.float32), _BLANK_RATE),
+        "video": Clip(np.stack([picture] * _BLANK_FRAMES), 24.0),
+    }
+    return {kind: [one[kind]] * least for kind, (least, _) in taken.items() if least}
 
 
 def shapes(inputs: Mapping[str, Sequence[Media]]) -> str:

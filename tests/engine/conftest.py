@@ -18,20 +18,38 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 MakeEngine = Callable[..., Engine]
 IN_RANKS = {"flux", "sdxl"}
 """The families that CI also runs in rank processes: what carries a plan there knows none of them. All run in soak."""
+MAIN = {
+    "test_in_a_batch_of_three_unlike_rows",
+    "test_joined_midway_and_left_early",
+    "test_preempted_and_resumed",
+    "test_zero_and_empty_are_values",
+    "test_each_size_has_the_right_picture_and_its_own_key_unless_they_mix",
+    "test_other_inputs_have_keys_of_their_own_and_come_out_right",
+    "test_n_outputs_are_right_in_order_and_seed",
+    "test_parameters_of_one_family_alone",
+    "test_every_default_equals_the_pipelines_own",
+    "test_parameters_off_the_checkpoints_grid_are_refused",
+}
+"""What CI compares of a case that is `brief`: the first in both modes, the others by steps. All else runs in soak."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        params = (
-            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        )
-        if (
-            "case" in params
-            and params.get("way", ("",))[0] == "multiproc"
-            and params["case"].name not in IN_RANKS
-        ):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _waits(item):
             item.add_marker(pytest.mark.soak)
+
+
+def _waits(item: pytest.Function) -> bool:
+    """Whether it is for soak: a case in another process, or more than the main things of a brief one."""
+    case, name = item.callspec.params.get("case"), item.originalname
+    if case is None:
+        return False
+    executor, mode = item.callspec.params.get("way", ("local", "step_batch"))
+    if executor == "multiproc":
+        return case.name not in IN_RANKS
+    by_request = mode == "request_batch" and name != "test_in_a_batch_of_three_unlike_rows"
+    return case.brief and (name not in MAIN or by_request)
 
 
 @pytest.fixture(scope="session")

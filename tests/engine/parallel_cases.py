@@ -50,13 +50,17 @@ WAYS = [
 
 def batches(case: Case) -> list[list[Request]]:
     """Lists of requests that run together: unlike rows, rows of another size, one row without guidance, few tokens."""
-    wide = {"height": case.wide[0], "width": case.wide[1], "num_inference_steps": 2}
+    wide = {**case.other_size, "num_inference_steps": 2}
     usual = case.requests()
     return [
         usual,
         [
             replace(usual[1], id="wide", params={**usual[1].params, **wide}),
-            Request("longer", "a text of another length than the first one has", seed=8, params=wide),
+            case.request("longer", "a text of another length than the first one has", seed=8, params=wide),
         ],
+        *(
+            [case.request(f"others-{n}", "others", shapes, seed=n, params={"num_inference_steps": 2})]
+            for n, shapes in enumerate(case.others)
+        ),
         [replace(usual[0], id="alone", params={"num_inference_steps": 2, case.scale: 1.0})],
     ]

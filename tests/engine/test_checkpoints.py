@@ -21,6 +21,7 @@ from saggar.engine import (
     installed,
     open_family,
 )
+from saggar.engine.config import WarmUp
 from saggar.engine.models import registry
 from saggar.engine.models.source.weights import read_header, read_weights
 from saggar.engine.models.tiny import make_tiny, tiny_models
@@ -348,17 +349,18 @@ def test_every_class_that_is_served_has_a_tiny_model_that_opens(models: Models) 
     assert {family.checkpoint.class_name for family in opened.values()} == here
     for name, family in opened.items():
         assert name.replace("-", "_").startswith(type(family).__module__.rpartition(".")[2])
-        assert family.cost(family.validate(Request("a", "x"))) > 0
+        assert family.cost(family.warmup_request(WarmUp())) > 0
 
 
-def test_a_served_class_is_compared_with_plain_diffusers() -> None:
+def test_a_served_class_is_compared_with_plain_diffusers_in_all_its_tasks() -> None:
     served = {
-        name
+        (name, task)
         for name, family in families().items()
         if issubclass(family, TorchFamily) and family.__module__.startswith("saggar.engine.")
+        for task in family.tasks
     }
-    assert served == {case.class_name for case in CASES}
-    assert {case.name for case in CASES + VARIANTS} <= set(tiny_models())
+    assert served == {(case.served, case.task) for case in CASES}
+    assert {case.tiny for case in CASES + VARIANTS} <= set(tiny_models())
 
 
 def test_what_a_model_takes_is_known_without_its_weights(models: Models, tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from saggar.engine import InvalidRequest, Output, Request, open_family
+from pydantic import Field
+from saggar.engine import InvalidRequest, LoadError, Output, Request, open_family
+from saggar.engine.config import WarmUp
 from saggar.engine.media import Clip, Sound
-from saggar.engine.models.inputs import check_inputs, shapes
+from saggar.engine.models.inputs import blank, check_inputs, shapes
 from saggar.engine.models.noop import Noop
 from saggar.engine.models.tiny import make_tiny
-from saggar.engine.params import check_params
+from saggar.engine.params import check_params, check_schema, schema_of
 
 PICTURE = np.zeros((4, 6, 3), np.uint8)
 CLIP = Clip(np.zeros((5, 4, 6, 3), np.uint8), 24.0)
@@ -76,6 +78,42 @@ def test_a_parameter_of_another_task_is_refused_unless_it_is_its_default() -> No
     assert check_params({"strength": 0.3}, schema, "i2i")["strength"] == 0.3
     with pytest.raises(InvalidRequest, match=r"params.strength.*says nothing to t2i.*i2i"):
         check_params({"strength": 0.3}, schema, "t2i")
+
+
+def test_a_task_may_have_defaults_of_its_own() -> None:
+    words: Any = {"type": "number", "default": 3.5, "x-defaults": {"i2i": 7.0}}
+    schema: Any = {"properties": {"scale": words}}
+    assert check_params({}, schema, "t2i") == {"scale": 3.5}
+    assert check_params({}, schema, "i2i") == {"scale": 7.0}
+    assert check_params({"scale": 3.5}, schema, "i2i") == {"scale": 3.5}
+    words["x-defaults"]["i2i"] = "much"
+    with pytest.raises(LoadError, match="scale: its default 'much' is not of type number"):
+        check_schema(schema)
+
+
+def test_a_default_of_the_checkpoint_is_for_every_task() -> None:
+    @dataclass
+    class Params:
+        scale: Annotated[float, Field(json_schema_extra={"x-defaults": {"i2i": 7.0}})] = 3.5
+
+    assert check_params({}, schema_of(Params), "i2i") == {"scale": 7.0}
+    assert check_params({}, schema_of(Params, {"scale": {"default": 2.0}}), "i2i") == {"scale": 2.0}
+
+
+def test_a_model_that_takes_files_is_warmed_up_with_blank_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Noop, "tasks", ("edit",))
+    monkeypatch.setattr(Noop, "inputs", {"edit": TAKEN})
+    family = open_family(str(make_tiny("noop", tmp_path / "noop")))
+    request = family.warmup_request(WarmUp(params={"height": 16}))
+    assert request.task == "edit"
+    assert [one.shape for one in request.inputs["image"]] == [
+        (16, family.validate(request).params["width"], 3)
+    ]  # type: ignore[union-attr]
+    every = blank(dict.fromkeys(TAKEN, (1, 1)), (16, 24))
+    check_inputs(every, TAKEN)
+    assert set(every) == set(TAKEN)
 
 
 def test_a_model_says_what_it_makes_and_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

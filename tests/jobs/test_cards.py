@@ -207,3 +207,14 @@ def test_a_parameter_of_another_task_is_refused() -> None:
     assert checker.check({"strength": 0.2}, "i2i") == {"strength": 0.2}
     with pytest.raises(InvalidJob, match=r"strength.*says nothing to t2i.*i2i"):
         checker.check({"strength": 0.2}, "t2i")
+
+
+def test_a_task_may_have_defaults_of_its_own() -> None:
+    rule = {"type": "number", "default": 3.5, "x-defaults": {"i2i": 7.0}}
+    checker = ParamsChecker.from_schema({"properties": {"scale": rule}})
+    assert checker.check({}, "t2i") == {"scale": 3.5}
+    assert checker.check({}, "i2i") == {"scale": 7.0}
+    assert checker.check({"scale": 3.5}, "i2i") == {"scale": 3.5}
+    for wrong in ({"i2i": "much"}, "i2i"):
+        with pytest.raises(InvalidCard, match="scale"):
+            ParamsChecker.from_schema({"properties": {"scale": {**rule, "x-defaults": wrong}}})

@@ -1,0 +1,117 @@
+"""Inputs made of a seed, how plain pipelines are given them, and media as arrays that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image
+from saggar.engine.media import Clip, Kind, Media, Sound
+
+Shape: TypeAlias = tuple[int, ...]
+"""Of an input: a picture's (H, W), or (H, W, 4) with alpha; a mask's (H, W); a sound's (samples, channels); a clip's
+(frames, H, W)."""
+Shapes: TypeAlias = Mapping[Kind, Sequence[Shape]]
+Inputs: TypeAlias = Mapping[str, Sequence[Media]]
+Given: TypeAlias = Callable[[Inputs], dict[str, Any]]
+"""What of a request's inputs a plain pipeline is called with."""
+RATE = 16_000
+FPS = 8.0
+
+
+def made(shapes: Shapes, seed: int) -> dict[str, list[Media]]:
+    """Inputs of these shapes, others for each seed."""
+    draw = np.random.default_rng(seed)
+    return {kind: [_one(kind, shape, draw) for shape in some] for kind, some in shapes.items()}
+
+
+def _one(kind: Kind, shape: Shape, draw: np.random.Generator) -> Media:
+    if kind == "audio":
+        return Sound(draw.uniform(-1, 1, shape).astype(np.float32), RATE)
+    if kind == "video":
+        frames = [_picture((*shape[1:], 3), draw) for _ in range(shape[0])]
+        return Clip(np.stack(frames), FPS)
+    if kind == "mask":
+        return _mask(shape, draw)
+    return _picture(shape if len(shape) == 3 else (*shape, 3), draw)
+
+
+def _picture(shape: Shape, draw: np.random.Generator) -> np.ndarray:
+    """Coarse spots: of fine noise little is left when it is made smaller."""
+    height, width, channels = shape
+    coarse = draw.integers(0, 256, (6, 6, channels), np.uint8)
+    planes = [
+        Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+        for plane in np.moveaxis(coarse, -1, 0)
+    ]
+    return np.stack([np.asarray(plane) for plane in planes], axis=-1)
+
+
+def _mask(shape: Shape, draw: np.random.Generator) -> np.ndarray:
+    """A white box with a grey border, somewhere in black."""
+    height, width = shape
+    mask = np.zeros(shape, np.uint8)
+    top, left = (int(draw.integers(1, side // 3)) for side in shape)
+    mask[top : top + height // 2, left : left + width // 2] = 160
+    mask[top + 2 : top + height // 2 - 2, left + 2 : left + width // 2 - 2] = 255
+    return mask
+
+
+def as_pil(inputs: Inputs) -> dict[str, Any]:
+    """Pictures as `image`, a list where there are several; a mask as `mask_image`."""
+    pictures = [Image.fromarray(_array(one)) for one in inputs.get("image", ())]
+    masks = [Image.fromarray(_array(one)) for one in inputs.get("mask", ())]
+    given: dict[str, Any] = {}
+    if pictures:
+        given["image"] = pictures if len(pictures) > 1 else pictures[0]
+    return {**given, "mask_image": masks[0]} if masks else given
+
+
+def pictures_of(result: Any) -> list[Media]:
+    """What a pipeline called with output_type="np" returns for one output: its pictures, float in 0..1."""
+    return list(result.images)
+
+
+def arrays(media: Sequence[Media]) -> list[np.ndarray]:
+    """Pictures, frames and samples, in order; a clip's sound behind its frames."""
+    found: list[np.ndarray] = []
+    for one in media:
+        if isinstance(one, Clip):
+            found += [one.frames, *([one.sound.samples] if one.sound else [])]
+        else:
+            found.append(one.samples if isinstance(one, Sound) else one)
+    return found
+
+
+def facts(media: Sequence[Media]) -> list[tuple[object, ...]]:
+    """Whatever of them is not in an array."""
+    return [
+        ("clip", one.fps, one.sound and one.sound.rate)
+        if isinstance(one, Clip)
+        else ("sound", one.rate)
+        if isinstance(one, Sound)
+        else ("picture",)
+        for one in media
+    ]
+
+
+def assert_same(found: Sequence[Media], expected: Sequence[Media], atol: float, name: str = "") -> None:
+    """The same kinds, sizes and numbers within the tolerance; those of uint8 are compared as they would round."""
+    assert facts(found) == facts(expected)
+    for one, other in zip(arrays(found), arrays(expected), strict=True):
+        assert one.shape == other.shape, name
+        bytes_ = one.dtype == np.uint8 and other.dtype != np.uint8
+        value, slack = (one / 255, 0.5 / 255) if bytes_ else (one.astype(np.float64), 0.0)
+        np.testing.assert_allclose(value, other, atol=atol + slack, rtol=0, err_msg=name)
+
+
+def distance(some: Sequence[Media], others: Sequence[Media]) -> float:
+    """The largest difference of one number."""
+    pairs = zip(arrays(some), arrays(others), strict=True)
+    return max(float(np.abs(one.astype(np.float64) - other).max()) for one, other in pairs)
+
+
+def _array(one: Media) -> np.ndarray:
+    assert isinstance(one, np.ndarray)
+    return one
