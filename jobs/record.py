@@ -23,7 +23,8 @@ class _Frozen(BaseModel):
 
 
 class OutputRef(_Frozen):
-    """One finished object. `width` and `height` in pixels, absent for sound."""
+    """One finished object. `part` counts the files of an output that is several (frames, layers). Pixels, seconds and
+    Hz, where it has them."""
 
     index: int
     uri: str
@@ -33,6 +34,12 @@ class OutputRef(_Frozen):
     seed: int
     width: int | None = None
     height: int | None = None
+    part: int | None = None
+    frames: int | None = None
+    fps: float | None = None
+    duration_s: float | None = None
+    sample_rate: int | None = None
+    channels: int | None = None
 
 
 class JobResult(_Frozen):

@@ -1,6 +1,7 @@
 """Where objects go: pure functions from a job to its keys, and the check that every key passes.
 
     {prefix}/{job}/a{attempt}/{index}-{sha8}.{ext}     an output
+    {prefix}/{job}/a{attempt}/{index}p{part}-{sha8}…   of one that is several files: a frame, a layer
     {prefix}/{job}/a{attempt}/{index}-{sha8}.json      its sidecar
     {prefix}/{job}/result.json                         the manifest, written once
 
@@ -23,7 +24,7 @@ _PART = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.~-]*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _EXTENSION = re.compile(r"[a-z0-9]{1,10}")
 _ATTEMPT_KEY = re.compile(
-    r"(?P<job>.+)/a(?P<attempt>[1-9][0-9]*)/[0-9]+-[0-9a-f]{8}\.[a-z0-9]{1,10}", re.ASCII
+    r"(?P<job>.+)/a(?P<attempt>[1-9][0-9]*)/[0-9]+(p[0-9]+)?-[0-9a-f]{8}\.[a-z0-9]{1,10}", re.ASCII
 )
 
 
@@ -57,20 +58,27 @@ def attempt_prefix(prefix: str, job_id: str, attempt: int) -> str:
     return f"{job_prefix(prefix, job_id)}/a{attempt}"
 
 
-def output_key(prefix: str, job_id: str, attempt: int, index: int, sha256: str, extension: str) -> str:
-    """The key of output `index`; its bytes' hash is part of the name, so equal names hold equal bytes."""
+def output_key(
+    prefix: str, job_id: str, attempt: int, index: int, sha256: str, extension: str, part: int | None = None
+) -> str:
+    """The key of output `index`; its bytes' hash is part of the name, so equal names hold equal bytes. `part` of one
+    that is several files.
+    """
     if index < 0:
         raise InvalidKey(f"outputs count from 0, not {index}")
     if not _SHA256.fullmatch(sha256):
         raise InvalidKey(f"a sha256 has 64 hexadecimal digits in lower case: {sha256!r}")
     if not _EXTENSION.fullmatch(extension):
         raise InvalidKey(f"an extension has 1 to 10 letters or digits and no dot: {extension!r}")
-    return check_key(f"{attempt_prefix(prefix, job_id, attempt)}/{index}-{sha256[:8]}.{extension}")
+    name = f"{index}" if part is None else f"{index}p{part:04d}"
+    return check_key(f"{attempt_prefix(prefix, job_id, attempt)}/{name}-{sha256[:8]}.{extension}")
 
 
-def sidecar_key(prefix: str, job_id: str, attempt: int, index: int, sha256: str) -> str:
-    """The sidecar beside an output; `sha256` is the output's."""
-    return output_key(prefix, job_id, attempt, index, sha256, "json")
+def sidecar_key(
+    prefix: str, job_id: str, attempt: int, index: int, sha256: str, part: int | None = None
+) -> str:
+    """The sidecar beside an output; `sha256` and `part` are the output's."""
+    return output_key(prefix, job_id, attempt, index, sha256, "json", part)
 
 
 def result_key(prefix: str, job_id: str) -> str:

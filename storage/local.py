@@ -43,6 +43,8 @@ _TYPES = {
     ".json": "application/json",
     ".mp4": "video/mp4",
     ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".webm": "video/webm",
     ".tar": "application/x-tar",
     ".parquet": "application/vnd.apache.parquet",
 }

@@ -12,12 +12,23 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
 
 _JSON = "application/json"
 _HEX64 = r"^[0-9a-f]{64}$"
+
+
+_LATER = ("part", "frames", "fps", "duration_s", "sample_rate", "channels")
 
 
 class ManifestFile(BaseModel):
@@ -32,13 +43,28 @@ class ManifestFile(BaseModel):
 
 
 class ManifestOutput(ManifestFile):
-    """One output: `width` and `height` in pixels where it has them."""
+    """One output, or one `part` of one that is several files (frames, layers), which count from 0.
+
+    `width` and `height` in pixels, `duration_s` in seconds, `sample_rate` in Hz, where it has them.
+    """
 
     index: int = Field(ge=0)
     width: int | None = None
     height: int | None = None
     seed: int | None = None
     sidecar: ManifestFile | None = None
+    part: int | None = Field(default=None, ge=0)
+    frames: int | None = None
+    fps: float | None = None
+    duration_s: float | None = None
+    sample_rate: int | None = None
+    channels: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """What pictures do not have is left out: older readers take no name that they do not know."""
+        whole: dict[str, object] = handler(self)
+        return {name: value for name, value in whole.items() if name not in _LATER or value is not None}
 
 
 class ResultManifest(BaseModel):

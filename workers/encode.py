@@ -1,4 +1,4 @@
-"""Arrays to files: PNG, WebP and JPEG that carry their parameters, and the sidecar beside each.
+"""Pictures to files: PNG, WebP and JPEG that carry their parameters.
 
 The same array and parameters give the same bytes (under the same Pillow), so a repeated attempt has the
 same hash.
@@ -16,9 +16,8 @@ import io
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Literal, Self, get_args
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -30,11 +29,10 @@ from pydantic import JsonValue
 Format = Literal["png", "webp", "jpeg"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 Picture = NDArray[np.uint8]
-"""uint8, height × width × 3, red-green-blue."""
+"""uint8, height × width × 3, red-green-blue, or × 4 with alpha, which JPEG does not take."""
 Parameters = Mapping[str, JsonValue]
 
 DEFAULT_QUALITY = 92
-SIDECAR_VERSION = 1
 
 _TYPES: dict[Format, tuple[str, str]] = {
     "png": ("image/png", "png"),
@@ -48,6 +46,23 @@ _PLAIN = {"model": "Model", "seed": "Seed", "steps": "Steps", "guidance": "CFG s
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What can be said of a file without reading it, where it has it: pixels, seconds, samples a second (Hz)."""
+
+    width: int | None = None
+    height: int | None = None
+    frames: int | None = None
+    fps: float | None = None
+    duration_s: float | None = None
+    sample_rate: int | None = None
+    channels: int | None = None
+
+    def known(self) -> dict[str, int | float]:
+        """Those that it has."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A file's bytes, what to call them, and their sha256."""
 
@@ -55,6 +70,12 @@ class Encoded:
     content_type: str
     extension: str
     sha256: str
+    facts: Facts = Facts()
+
+    @classmethod
+    def of(cls, data: bytes, content_type: str, extension: str, facts: Facts) -> Self:
+        """With its hash."""
+        return cls(data, content_type, extension, hashlib.sha256(data).hexdigest(), facts)
 
 
 def image_format(name: str | None) -> Format:
@@ -84,8 +105,7 @@ def encode_image(array: Picture, format: Format, quality: int | None, parameters
     else:
         _save_lossy(image, target, "JPEG", quality, _shortened(parameters), subsampling=0)
     data = target.getvalue()
-    content_type, extension = _TYPES[format]
-    return Encoded(data, content_type, extension, hashlib.sha256(data).hexdigest())
+    return Encoded.of(data, *_TYPES[format], Facts(width=image.width, height=image.height))
 
 
 def parameters_line(parameters: Parameters) -> str:
@@ -107,63 +127,11 @@ def parameters_line(parameters: Parameters) -> str:
     return "\n".join([*lines, ", ".join(pairs)])
 
 
-def sidecar(
-    *,
-    job_id: str,
-    attempt: int,
-    index: int,
-    seed: int,
-    request: Parameters,
-    model: str,
-    revision: str,
-    versions: Mapping[str, str],
-    numerics: str,
-    batch_id: str,
-    batch_size: int,
-    steps: int,
-    timings: Mapping[str, float],
-    encoded: Encoded,
-    width: int,
-    height: int,
-    created: datetime | None = None,
-) -> dict[str, JsonValue]:
-    """Everything needed to make output `index` again or to check it, as one JSON object.
-
-    `request` is the whole request; `timings` in seconds, `width` and `height` in pixels; `created` is now if
-    not given.
-    """
-    return {
-        "version": SIDECAR_VERSION,
-        "job_id": job_id,
-        "attempt": attempt,
-        "index": index,
-        "seed": seed,
-        "request": dict(request),
-        "model": {"name": model, "revision": revision},
-        "numerics": numerics,
-        "versions": dict(versions),
-        "batch": {"id": batch_id, "size": batch_size},
-        "steps": steps,
-        "timings": dict(timings),
-        "created": (created or datetime.now(UTC)).isoformat(),
-        "file": {
-            "content_type": encoded.content_type,
-            "sha256": encoded.sha256,
-            "bytes": len(encoded.data),
-            "width": width,
-            "height": height,
-        },
-    }
-
-
-def sidecar_bytes(content: Mapping[str, JsonValue]) -> bytes:
-    """UTF-8 JSON for people: indented, in the order given."""
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 def _check(array: Picture, format: str, quality: int | None) -> None:
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
-        raise ValueError(f"a picture is uint8, height × width × 3, not {array.dtype} {array.shape}")
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (3, 4) or 0 in array.shape:
+        raise ValueError(f"a picture is uint8, height × width × 3 or 4, not {array.dtype} {array.shape}")
+    if array.shape[2] == 4 and format == "jpeg":
+        raise ValueError("jpeg has no transparency (allowed: png, webp)")
     image_format(format)
     if quality is not None and not 1 <= quality <= 100:
         raise ValueError(f"quality {quality}: it goes from 1 to 100")

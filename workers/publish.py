@@ -1,4 +1,4 @@
-"""From arrays to objects in the store: encode → spool → upload → manifest.
+"""From media to objects in the store: encode → spool → upload → manifest.
 
 A `Publisher` belongs to one worker; its threads share it. It knows the store and the spool, not the ledger: whether
 an attempt may still publish is asked through `wanted`.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from threading import Event
 
 from pydantic import JsonValue
@@ -34,13 +35,16 @@ from saggar.storage.results import (
 from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
 from saggar.storage.upload import upload_entry
-from saggar.workers.encode import encode_image, image_format, sidecar, sidecar_bytes
+from saggar.workers.encode import Encoded
+from saggar.workers.encode_media import encode_media
+from saggar.workers.sidecar import sidecar, sidecar_bytes
 
 log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _ROOM_KEPT = 0.05  # of the spool, for what the engine still has in hand when it is told to pause
 _LOOK_S = 1.0
+_SHARED = {"width", "height", "part", "frames", "fps", "duration_s", "sample_rate", "channels"}
 Wanted = Callable[[], bool]
 """Whether this attempt's result is still wanted: its lease is ours and nobody cancelled it."""
 
@@ -151,8 +155,7 @@ class Publisher:
                     bytes=output.size,
                     content_type=output.content_type,
                     seed=output.seed or 0,
-                    width=output.width,
-                    height=output.height,
+                    **output.model_dump(include=_SHARED),
                 )
                 for output in manifest.outputs
             ],
@@ -179,23 +182,57 @@ class Publisher:
     ) -> tuple[list[SpoolItem], tuple[ManifestOutput, ...]]:
         items: list[SpoolItem] = []
         outputs: list[ManifestOutput] = []
-        for index in range(len(output.images)):
-            picture, side, described = self._encode_one(job, attempt, output, index)
-            items += [picture, side]
-            outputs.append(described)
+        each = len(output.media) // job.num_outputs  # more than one for a model of layers
+        for index in range(job.num_outputs):
+            media = range(index * each, (index + 1) * each)
+            files = (file for i in media for file in self._files(job, output, i))
+            for new, described in self._describe(job, attempt, output, index, output.seeds[media[0]], files):
+                items += new
+                outputs.append(described)
         return items, tuple(outputs)
 
-    def _encode_one(
-        self, job: Job, attempt: int, output: Output, index: int
-    ) -> tuple[SpoolItem, SpoolItem, ManifestOutput]:
-        """The picture, its sidecar, and the manifest's line about both."""
-        array, seed = output.images[index], output.seeds[index]
-        height, width = array.shape[:2]
-        encoded = encode_image(
-            array, image_format(job.output.format), job.output.quality, _parameters(job, seed)
-        )
-        place = (job.output.prefix, job.id, attempt, index, encoded.sha256)
-        picture = SpoolItem(keys.output_key(*place, encoded.extension), encoded.data, encoded.content_type)
+    @staticmethod
+    def _files(job: Job, output: Output, number: int) -> Iterator[Encoded]:
+        wish = job.output
+        parameters = _parameters(job, output.seeds[number])
+        return encode_media(output.media[number], wish.format, wish.quality, parameters)
+
+    def _describe(
+        self, job: Job, attempt: int, output: Output, index: int, seed: int, files: Iterator[Encoded]
+    ) -> Iterator[tuple[list[SpoolItem], ManifestOutput]]:
+        """For each file of an output its object, with the first one's sidecar, and the manifest's line about it."""
+        first, second = next(files), next(files, None)
+        several = () if second is None else (second,)
+        for number, encoded in enumerate(chain((first,), several, files)):
+            part = None if second is None else number
+            place = (job.output.prefix, job.id, attempt, index, encoded.sha256)
+            item = SpoolItem(
+                keys.output_key(*place, encoded.extension, part), encoded.data, encoded.content_type
+            )
+            side = None if number else self._sidecar(job, attempt, output, index, seed, encoded, part)
+            described = ManifestOutput(
+                key=item.key,
+                sha256=encoded.sha256,
+                size=len(encoded.data),
+                content_type=encoded.content_type,
+                index=index,
+                seed=seed,
+                sidecar=_described(side) if side else None,
+                part=part,
+                **asdict(encoded.facts),
+            )
+            yield [item, side] if side else [item], described
+
+    def _sidecar(
+        self,
+        job: Job,
+        attempt: int,
+        output: Output,
+        index: int,
+        seed: int,
+        encoded: Encoded,
+        part: int | None,
+    ) -> SpoolItem:
         content = sidecar(
             job_id=job.id,
             attempt=attempt,
@@ -211,24 +248,18 @@ class Publisher:
             steps=output.steps,
             timings=output.timings,
             encoded=encoded,
-            width=width,
-            height=height,
         )
-        side = SpoolItem(keys.sidecar_key(*place), sidecar_bytes(content), _JSON)
-        described = ManifestOutput(
-            key=picture.key,
-            sha256=encoded.sha256,
-            size=len(encoded.data),
-            content_type=encoded.content_type,
-            index=index,
-            width=width,
-            height=height,
-            seed=seed,
-            sidecar=ManifestFile(
-                key=side.key, sha256=sha256(side.data).hexdigest(), size=len(side.data), content_type=_JSON
-            ),
-        )
-        return picture, side, described
+        key = keys.sidecar_key(job.output.prefix, job.id, attempt, index, encoded.sha256, part)
+        return SpoolItem(key, sidecar_bytes(content), _JSON)
+
+
+def _described(side: SpoolItem) -> ManifestFile:
+    return ManifestFile(
+        key=side.key,
+        sha256=sha256(side.data).hexdigest(),
+        size=len(side.data),
+        content_type=side.content_type,
+    )
 
 
 def _digest(job: Job) -> str:
@@ -237,7 +268,7 @@ def _digest(job: Job) -> str:
 
 
 def _parameters(job: Job, seed: int) -> dict[str, JsonValue]:
-    """What a picture carries inside: enough to ask for it again."""
+    """What a file carries inside: enough to ask for it again."""
     parameters: dict[str, JsonValue] = {"prompt": job.prompt, "model": job.model, "seed": seed}
     if job.negative_prompt is not None:
         parameters["negative_prompt"] = job.negative_prompt

@@ -9,7 +9,7 @@ from saggar.engine.media import Media
 from saggar.engine.request import ModelInfo, ParamValue, Request
 from saggar.jobs.cards import Limits, ModelCard
 from saggar.jobs.schema import Job
-from saggar.workers.encode import FORMATS
+from saggar.workers.encode_media import FORMATS
 
 # The lane's classes are the engine's, counted from the most urgent.
 PRIORITY = {"interactive": 0, "normal": 1, "bulk": 2}
@@ -43,7 +43,7 @@ def to_card(info: ModelInfo, name: str, max_batch: int) -> ModelCard:
         max_batch=max_batch,
         revision=info.revision,
         numerics=info.numerics,
-        formats=list(FORMATS),
+        formats=list(FORMATS[info.medium]),
         inputs=sorted({kind for kinds in info.task_inputs.values() for kind in kinds}),
         task_inputs={task: dict(kinds) for task, kinds in info.task_inputs.items()},
     )

@@ -19,9 +19,8 @@ from saggar.workers.encode import (
     encode_image,
     image_format,
     parameters_line,
-    sidecar,
-    sidecar_bytes,
 )
+from saggar.workers.sidecar import sidecar, sidecar_bytes
 
 PARAMETERS = {
     "model": "saggar/emoji",
@@ -149,8 +148,8 @@ def test_the_line_is_what_viewers_expect() -> None:
     "array",
     [
         np.zeros((4, 4), np.uint8),
-        np.zeros((4, 4, 4), np.uint8),
-        np.zeros((3, 4, 4), np.uint8),
+        np.zeros((4, 4, 2), np.uint8),
+        np.zeros((3, 4, 5), np.uint8),
         np.zeros((0, 4, 3), np.uint8),
         np.zeros((4, 4, 3), np.float32),
     ],
@@ -189,8 +188,6 @@ def test_the_sidecar_tells_everything() -> None:
         steps=20,
         timings={"denoise": 0.5},
         encoded=encoded,
-        width=64,
-        height=48,
         created=datetime(2030, 1, 2, tzinfo=UTC),
     )
     read = json.loads(sidecar_bytes(content))

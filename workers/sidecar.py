@@ -1,0 +1,62 @@
+"""What lies beside every output: all that is needed to make it again or to check it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pydantic import JsonValue
+from saggar.workers.encode import Encoded, Parameters
+
+SIDECAR_VERSION = 1
+
+
+def sidecar(
+    *,
+    job_id: str,
+    attempt: int,
+    index: int,
+    seed: int,
+    request: Parameters,
+    model: str,
+    revision: str,
+    versions: Mapping[str, str],
+    numerics: str,
+    batch_id: str,
+    batch_size: int,
+    steps: int,
+    timings: Mapping[str, float],
+    encoded: Encoded,
+    created: datetime | None = None,
+) -> dict[str, JsonValue]:
+    """Everything needed to make output `index` again or to check it, as one JSON object.
+
+    `request` is the whole request; `timings` in seconds; `created` is now if not given.
+    """
+    return {
+        "version": SIDECAR_VERSION,
+        "job_id": job_id,
+        "attempt": attempt,
+        "index": index,
+        "seed": seed,
+        "request": dict(request),
+        "model": {"name": model, "revision": revision},
+        "numerics": numerics,
+        "versions": dict(versions),
+        "batch": {"id": batch_id, "size": batch_size},
+        "steps": steps,
+        "timings": dict(timings),
+        "created": (created or datetime.now(UTC)).isoformat(),
+        "file": {
+            "content_type": encoded.content_type,
+            "sha256": encoded.sha256,
+            "bytes": len(encoded.data),
+            **encoded.facts.known(),
+        },
+    }
+
+
+def sidecar_bytes(content: Mapping[str, JsonValue]) -> bytes:
+    """UTF-8 JSON for people: indented, in the order given."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
