@@ -28,6 +28,7 @@ SPREAD: dict[str, list[dict[str, Any]]] = {
         {"guidance_scale": 2},
         {"guidance_scale": 0.1 + 0.2},
     ],
+    "stable-audio": [{"guidance_scale": 2}, {"audio_end_in_s": None, "audio_start_in_s": 0.1}],
 }
 """Beside the defaults: unlike order and types, text that JSON must escape, whole numbers for fractions."""
 
@@ -51,7 +52,7 @@ def opened(name: str, models: Models) -> tuple[AnyFamily, ModelCard]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_checked_job_has_one_batch_key(name: str, models: Models) -> None:
     family, card = opened(name, models)
-    spread = SPREAD["noop" if name.startswith("noop") else "diffusion"]
+    spread = SPREAD.get(name) or SPREAD["noop" if name.startswith("noop") else "diffusion"]
     seen = set()
     for params in [{}, *spread]:
         own = {_own_name(key, family): value for key, value in params.items()}

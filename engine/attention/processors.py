@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from diffusers.models.embeddings import apply_rotary_emb
 from saggar.engine.attention.site import Site, attend
 from saggar.engine.errors import Unsupported
 from saggar.engine.parallel.mesh import Axis
@@ -79,6 +80,35 @@ class Joint:
         return projected, rest if attn.context_pre_only else attn.to_add_out(rest)
 
 
+class Turned:
+    """Attention to itself, the first channels of each head turned by position, or to another sequence, which is not
+    turned and may have fewer heads: Stable Audio.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """[B, L, C] to the same shape; `rotary_emb`: cosines and sines [L, turned channels]."""
+        keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q = torch.unflatten(attn.to_q(hidden_states), 2, (attn.heads, -1))
+        k, v = (torch.unflatten(x, 2, (-1, q.shape[-1])) for x in (attn.to_k(keys), attn.to_v(keys)))
+        q, k = _normed(q, attn.norm_q), _normed(k, attn.norm_k)
+        if rotary_emb is not None:
+            q = _turned(q, rotary_emb)
+            k = k if attn.is_cross_attention else _turned(k, rotary_emb)
+        out = attend(self.site, q, k, v, attention_mask).flatten(2).to(q.dtype)
+        projected: torch.Tensor = attn.to_out[1](attn.to_out[0](out))
+        return projected
+
+
 class Linear:
     """Linear attention whose sum over the keys goes over all ranks of an axis: Sana (Xie et al., arXiv 2410.10629).
 
@@ -115,6 +145,16 @@ def _heads(attn: Any, *projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(torch.unflatten(x, 2, (attn.heads, -1)) for x in projected)
 
 
+def _turned(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Heads [B, L, H, D], their first channels turned in float32."""
+    channels = table[0].shape[-1]
+    first, rest = x[..., :channels].float(), x[..., channels:].float()
+    turned: torch.Tensor = apply_rotary_emb(
+        first, table, use_real=True, use_real_unbind_dim=-2, sequence_dim=1
+    )
+    return torch.cat((turned, rest), dim=-1).to(x.dtype)
+
+
 def _normed(x: torch.Tensor, norm: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
     return x if norm is None else norm(x)
 
@@ -123,6 +163,7 @@ REPLACED: Mapping[str, Callable[[Site], Any]] = {
     "AttnProcessor2_0": Plain,
     "SanaAttnProcessor2_0": Plain,
     "JointAttnProcessor2_0": Joint,
+    "StableAudioAttnProcessor2_0": Turned,
 }
 SEAMLESS = {"SanaLinearAttnProcessor2_0"}
 """Linear attention: a sum over the keys, for which there is no kernel to choose."""

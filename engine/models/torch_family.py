@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from saggar.engine.cache.prompt import Encoded, PromptCache
+from saggar.engine.media import Media
 from saggar.engine.models.base import Family, grouped
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
@@ -79,7 +80,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         assert state.latents is not None
         return state.latents
 
-    def post_decode(self, states: Sequence[RequestState[torch.Tensor, P, Any]]) -> list[list[np.ndarray]]:
+    def post_decode(self, states: Sequence[RequestState[torch.Tensor, P, Any]]) -> Sequence[Sequence[Media]]:
         """Decode together what is of one size."""
         from saggar.engine.models.common import join, split, to_pixels
 
@@ -104,7 +105,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         """Hook: what the pipeline does to decoded pictures [n, 3, H, W], which are of one key."""
         return pictures
 
-    def preview(self, state: RequestState[torch.Tensor, P, Any]) -> np.ndarray:
+    def preview(self, state: RequestState[torch.Tensor, P, Any]) -> np.ndarray | None:
         """A mixture of the latent channels of the first output."""
         from saggar.engine.models.common import rgb_preview
 

@@ -92,9 +92,13 @@ def _gatherer(wish: Gather, axis: Axis, streams: Streams) -> Callable[..., objec
 
 
 def _cut(value: object, split: Split, axis: Axis, streams: Streams) -> object:
-    """This rank's share; what is neither tensor nor number, or has other dimensions, is everybody's."""
+    """This rank's share, of a tuple of each; what is neither tensor nor number, or has other dimensions, is
+    everybody's.
+    """
     if isinstance(value, int):
         return shares(value, axis.size)[axis.index]
+    if isinstance(value, tuple):
+        return tuple(_cut(one, split, axis, streams) for one in value)
     if not isinstance(value, torch.Tensor) or split.dims not in (None, value.ndim):
         return value
     length = value.shape[split.dim]

@@ -232,11 +232,12 @@ def save(
     seed: int,
     text: str | None = "max_sequence_length",
     defaults: Mapping[str, Any] | None = None,
+    size: int | None = SIZE,
     **config: Any,
 ) -> None:
     """Random weights for all parts, then the folder. Untouched, the output layers are near zero: one picture
-    for all. `text` is the parameter that TEXT becomes the default of, `defaults` are others; `config` goes
-    to the pipeline.
+    for all. `text` is the parameter that TEXT becomes the default of, `size` the default of height and width,
+    `defaults` are others; `config` goes to the pipeline.
     """
     import torch
 
@@ -247,19 +248,24 @@ def save(
             for name, value in part.named_parameters():
                 _randomise(name, value, generator)
     pipeline(**parts, **config).save_pretrained(str(folder), safe_serialization=True)
-    values = {"height": SIZE, "width": SIZE, **({text: TEXT} if text else {}), **(defaults or {})}
+    sizes = {} if size is None else {"height": size, "width": size}
+    values = {**sizes, **({text: TEXT} if text else {}), **(defaults or {})}
     write_json(
         folder / "saggar.json", {"params": {name: {"default": value} for name, value in values.items()}}
     )
 
 
 def _randomise(name: str, value: torch.Tensor, generator: torch.Generator) -> None:
-    """Weights of unit gain; norms stay near one, or signals die out over the layers."""
+    """Weights of unit gain; norms stay near one, or signals die out over the layers. Convolutions that keep their
+    gain apart (`weight_g`) are many in a row, and with one of one each would make rounding heard.
+    """
     import torch
 
     with torch.no_grad():
         value.normal_(generator=generator)
-        if value.ndim < 2:
+        if name.endswith("weight_g"):
+            value.mul_(0.1).add_(0.55)
+        elif value.ndim < 2:
             value.mul_(0.1).add_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
         else:
             value.div_(max(1.0, value[0].numel() ** 0.5))
