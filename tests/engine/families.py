@@ -9,7 +9,7 @@ from typing import Any
 from saggar.engine import Request
 from saggar.engine.media import Media
 
-from tests.engine.media_made import Given, Shapes, as_pil, made, pictures_of
+from tests.engine.media_made import Given, Shapes, as_pil, as_waves, made, pictures_of, sounds_of
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"height": 60}, "params.height"),
@@ -168,6 +168,33 @@ SANA = Case(
 )
 FLUX = Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False)
 KLEIN = Case("flux2-klein", "Flux2KleinPipeline", negative=False)
+STABLE_AUDIO = Case(
+    "stable-audio",
+    "StableAudioPipeline",
+    task="t2a",
+    made=sounds_of,
+    empty_is_none=False,
+    mixed_sizes=True,
+    small={"audio_end_in_s": 0.05},
+    another={"audio_start_in_s": 0.05, "audio_end_in_s": 0.1},
+    unlike={"guidance_scale": 1.0, "audio_start_in_s": 0.1, "audio_end_in_s": 0.2},
+    options=({"audio_start_in_s": 0.1}, {"audio_end_in_s": 0.1}),
+    samplers=(
+        {"solver_type": "heun", "sigma_schedule": "karras"},
+        {"_class_name": "EDMDPMSolverMultistepScheduler"},
+        {"_class_name": "DDIMScheduler", "clip_sample": False},
+    ),
+    stochastic={"solver_order": 1},
+    refused=(
+        ({"audio_end_in_s": 0.3}, "params.audio_end_in_s"),
+        ({"audio_end_in_s": 0.0}, "params.audio_end_in_s"),
+        ({"audio_start_in_s": 0.25, "audio_end_in_s": 0.3}, "params.audio_end_in_s"),
+        ({"audio_start_in_s": 513.0}, "params.audio_start_in_s"),
+        ({"num_inference_steps": 0}, "params.num_inference_steps"),
+        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
+        ({"height": 64}, "params.height"),
+    ),
+)
 CASES = [
     FLUX,
     Case("sd3", "StableDiffusion3Pipeline"),
@@ -197,6 +224,17 @@ CASES = [
     ),
     Case("flux2", "Flux2Pipeline", negative=False),
     KLEIN,
+    STABLE_AUDIO,
+    replace(
+        STABLE_AUDIO,
+        name="stable-audio-a2a",
+        model="stable-audio",
+        task="a2a",
+        inputs={"audio": [(3000, 2)]},
+        others=({"audio": [(5000, 1)]},),
+        given=as_waves,
+        brief=True,
+    ),
 ]
 VARIANTS = [
     replace(FLUX, name="flux-schnell"),

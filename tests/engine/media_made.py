@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from PIL import Image
 from saggar.engine.media import Clip, Kind, Media, Sound
 
@@ -68,9 +69,23 @@ def as_pil(inputs: Inputs) -> dict[str, Any]:
     return {**given, "mask_image": masks[0]} if masks else given
 
 
+def as_waves(inputs: Inputs) -> dict[str, Any]:
+    """A sound as tensors of Stable Audio's names."""
+    sounds = [one for one in inputs.get("audio", ()) if isinstance(one, Sound)]
+    if not sounds:
+        return {}
+    wave = torch.from_numpy(sounds[0].samples.T[None])
+    return {"initial_audio_waveforms": wave, "initial_audio_sampling_rate": sounds[0].rate}
+
+
 def pictures_of(result: Any) -> list[Media]:
     """What a pipeline called with output_type="np" returns for one output: its pictures, float in 0..1."""
     return list(result.images)
+
+
+def sounds_of(result: Any) -> list[Media]:
+    """The same of one that makes sounds, of which what is beyond -1..1 is cut off."""
+    return [Sound(np.clip(wave.T, -1, 1), RATE) for wave in result.audios]
 
 
 def arrays(media: Sequence[Media]) -> list[np.ndarray]:
