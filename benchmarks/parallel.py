@@ -60,6 +60,7 @@ class Job:
     kernel: str
     repeats: int
     ranks: int
+    profile: bool
 
 
 def flux(full: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -136,6 +137,7 @@ def main() -> None:
         "--kernel", default="torch_sdpa", help="of both, where diffusers has it under a name of its own"
     )
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--profile", action="store_true", help="show where the device's time goes, by kernel")
     options = parser.parse_args()
     ranks = options.ranks
     for model in options.model:
@@ -147,6 +149,7 @@ def main() -> None:
             options.kernel,
             options.repeats,
             ranks,
+            options.profile,
         )
         found = world(job)
         one = next((value for value in found if isinstance(value, float)), None)
@@ -243,7 +246,12 @@ def measured(job: Job, way: Way, number: int, device: torch.device, dtype: torch
             spread.gather(out, mesh.cfg.size, lambda parts: torch.cat(list(parts)), "one shape")
 
     with torch.inference_mode():
-        return _timed(step, device, job.repeats)
+        took = _timed(step, device, job.repeats)
+        if job.profile:
+            shown = _profiled(step, device)
+            if number == 0:
+                print(f"{way.name}\n{shown}", flush=True)
+        return took
 
 
 def _theirs(model: Any, degrees: Degrees, kernel: str) -> None:
@@ -253,6 +261,23 @@ def _theirs(model: Any, degrees: Degrees, kernel: str) -> None:
         shared = ContextParallelConfig(ulysses_degree=degrees.ulysses, ring_degree=degrees.ring)
         model.enable_parallelism(config=shared)
     model.set_attention_backend(kernel)
+
+
+def _profiled(step: Callable[[], None], device: torch.device) -> str:
+    """Milliseconds of one step by the device's kernels, the largest first; those that run at once are counted each."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activity = ProfilerActivity.CPU if device.type == "cpu" else ProfilerActivity.CUDA
+    with profile(activities=[activity]) as seen:
+        step()
+        settle(device)
+    on_device = device.type != "cpu"
+    took = {
+        event.key: event.self_device_time_total if on_device else event.self_cpu_time_total
+        for event in seen.key_averages()
+    }
+    largest = sorted(took, key=lambda key: -took[key])[:12]
+    return "\n".join(f"{took[key] / 1000:9.2f} ms  {key[:100]}" for key in largest)
 
 
 def _timed(step: Callable[[], None], device: torch.device, repeats: int) -> float:

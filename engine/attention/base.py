@@ -25,7 +25,8 @@ FLOATS = (torch.float32, *HALVES)
 
 @dataclass(frozen=True)
 class Traits:
-    """What a kernel bears. `head_dims`: the largest, and what it must be a multiple of. `lse`: it gives the
+    """What a kernel bears. `head_dims`: the largest, and what it must be a multiple of;
+    `widths`: the only ones, where they are so few. `lse`: it gives the
     log-sum-exp, which Ring needs; `masked_lse`: under a mask too.
     """
 
@@ -37,6 +38,7 @@ class Traits:
     lse: bool
     masked_lse: bool
     varlen: bool
+    widths: tuple[int, ...] = ()
 
     def refusal(self, need: Need) -> str | None:
         """Why a site that needs this cannot be served, None if it can."""
@@ -45,8 +47,13 @@ class Traits:
             return f"it runs on {', '.join(self.devices)}, not on {need.device}"
         if need.dtype not in self.dtypes:
             return f"it knows {', '.join(map(_short, self.dtypes))}, not {_short(need.dtype)}"
-        if need.head_dim > largest or need.head_dim % step:
-            return f"heads are at most {largest} wide and a multiple of {step}, not {need.head_dim}"
+        if (
+            need.head_dim > largest
+            or need.head_dim % step
+            or need.head_dim not in (self.widths or [need.head_dim])
+        ):
+            fits = f"at most {largest} wide and a multiple of {step}"
+            return f"heads are {f'{list(self.widths)} wide' if self.widths else fits}, not {need.head_dim}"
         order = ("none", "keys", "any")
         if order.index(need.mask) > order.index(self.mask):
             return f"its masks are {self.mask!r} and the site's are {need.mask!r}"

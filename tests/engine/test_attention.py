@@ -217,6 +217,42 @@ def test_flash_attn_is_called_as_its_signature_wants(monkeypatch: pytest.MonkeyP
         FlashAttn({"version": 3}).run(*qkv())
 
 
+def _sageattn_1(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensor_layout: str = "HND",
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+    smooth_k: bool = True,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Version 1's own signature, and what it does to the keys."""
+    assert tensor_layout == "NHD"
+    if smooth_k:
+        k -= k.mean(1, keepdim=True)
+    return kernel("torch_sdpa")().run(q, k, v, None, is_causal, sm_scale)
+
+
+def test_version_1_of_sage_leaves_the_keys_alone_and_gives_no_lse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a GPU: it takes `return_lse`, and gives the output alone; it smooths the caller's keys in place."""
+    from saggar.engine.attention.backends.sage import Sage
+
+    module: Any = ModuleType("sageattention")
+    module.sageattn = _sageattn_1
+    module.__spec__ = __import__("importlib.machinery").machinery.ModuleSpec("sageattention", None)
+    monkeypatch.setitem(sys.modules, "sageattention", module)
+    backend, (q, k, v) = Sage(), qkv()
+    before = k.clone()
+    torch.testing.assert_close(backend.run(q, k, v), textbook(q, before, v, None), atol=1e-5, rtol=0)
+    assert torch.equal(k, before)
+    for need, words in (
+        (Need("cuda", torch.bfloat16, 64, lse=True), "Ring needs its log-sum-exp"),
+        (Need("cuda", torch.bfloat16, 72), "heads are [64, 96, 128] wide, not 72"),
+    ):
+        assert words in str(backend.traits.refusal(need))
+
+
 class Counting(Backend):
     """Counts its calls by site."""
 

@@ -1,14 +1,20 @@
-"""SageAttention: products of 8-bit integers. It takes no mask; its results differ from the others' by about 1e-2."""
+"""SageAttention: products of 8-bit integers. It takes no mask; its results differ from the others' by about 1e-2.
+
+Version 1 gives no log-sum-exp, whatever it is asked, knows three widths of heads, and smooths the keys in place.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from saggar.engine.attention.base import HALVES, Backend, Traits
+from saggar.engine.choices import OptionValue
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,12 @@ class Sage(Backend):
         ("cuda",), HALVES, (128, 8), mask="none", causal=True, lse=True, masked_lse=False, varlen=False
     )
     Options = SageOptions
+
+    def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
+        super().__init__(options)
+        self._first_version = self.missing() is None and "return_lse" not in _words()
+        if self._first_version:
+            self.traits = replace(type(self).traits, lse=False, widths=(64, 96, 128))  # type: ignore[misc]
 
     @classmethod
     def missing(cls) -> str | None:
@@ -61,9 +73,15 @@ class Sage(Backend):
     ) -> object:
         function = importlib.import_module("sageattention").sageattn
         smooth = cast("SageOptions", self.options).smooth_k
+        asked = {} if self._first_version else {"return_lse": lse}
+        k = k.clone() if self._first_version and smooth else k
         return function(
-            q, k, v, tensor_layout="NHD", is_causal=causal, sm_scale=scale, smooth_k=smooth, return_lse=lse
+            q, k, v, tensor_layout="NHD", is_causal=causal, sm_scale=scale, smooth_k=smooth, **asked
         )
+
+
+def _words() -> Collection[str]:
+    return inspect.signature(importlib.import_module("sageattention").sageattn).parameters
 
 
 KERNEL = Sage

@@ -20,8 +20,13 @@ class Xformers(Backend):
 
     @classmethod
     def missing(cls) -> str | None:
-        """The package of its name."""
-        return None if importlib.util.find_spec("xformers") else "pip install xformers"
+        """The package of its name, built for this torch: else it is there and none of its kernels loads."""
+        if not importlib.util.find_spec("xformers"):
+            return "pip install xformers"
+        kernels = importlib.import_module("xformers.ops.fmha").ALL_FW_OPS
+        if not any(kernel.is_available() for kernel in kernels):
+            return f"the xformers here is built for another torch than {torch.__version__}"
+        return None
 
     def attend(
         self,
