@@ -120,7 +120,10 @@ class Ops:
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> Op[parse.Ending]:
         stored = result.model_dump_json(exclude_none=True)
-        data: Data = {"outputs": len(result.outputs), "batch_id": result.batch_id}
+        data: Data = {
+            "outputs": len({output.index for output in result.outputs}),
+            "batch_id": result.batch_id,
+        }
         data |= {"batch_size": result.batch_size, "manifest": result.manifest}
         # Celery's copy is shorter: the record and the manifest have the rest, and Redis's memory is dear.
         outputs = {"__all__": {"sha256", "bytes"}}

@@ -31,7 +31,7 @@ class Video:
         """Raises BadInput."""
         self._file, self._limits = file, limits
         with opened(file, ALLOWED) as container:
-            stream = _stream(container)
+            stream = video_stream(container)
             self._width, self._height = stream.codec_context.width, stream.codec_context.height
             self._check_size(stream)
             self._fps = float(stream.average_rate or stream.guessed_rate or 0)
@@ -88,7 +88,7 @@ class Video:
             raise BadInput(f"lasts {self._seconds:.1f} s", f"at most {self._limits.seconds:g} s")
 
     def _decode(self, container: InputContainer) -> np.ndarray:
-        stream = _stream(container)
+        stream = video_stream(container)
         stream.codec_context.options = {
             "max_pixels": str(2 * self._width * self._height + _PADDING),
             "err_detect": "explode",
@@ -99,7 +99,7 @@ class Video:
         for frame in container.decode(stream):
             if frame.is_corrupt:
                 raise BadInput("is damaged: a frame cannot be decoded", ALLOWED)
-            picture = _rgb(frame)
+            picture = rgb(frame)
             if frames is None:
                 frames = np.empty((self._frames, *picture.shape), np.uint8)
             if picture.shape != frames.shape[1:]:
@@ -113,13 +113,14 @@ class Video:
         return frames[:count]
 
 
-def _stream(container: InputContainer) -> VideoStream:
+def video_stream(container: InputContainer) -> VideoStream:
+    """The first of a container. Raises BadInput when there is none."""
     if not container.streams.video:
         raise BadInput("has no pictures in it", ALLOWED)
     return container.streams.video[0]
 
 
-def _rgb(frame: VideoFrame) -> np.ndarray:
+def rgb(frame: VideoFrame) -> np.ndarray:
     """uint8 H×W×3 by the frame's own colour space and range, turned as its display matrix says."""
     picture = frame.to_ndarray(format="rgb24", src_color_range=frame.color_range or None)
     turns = round(frame.rotation / 90) % 4 if math.isfinite(frame.rotation) else 0

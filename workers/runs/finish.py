@@ -20,7 +20,7 @@ from saggar.storage.results import read_result
 from saggar.workers.runs.deliver import deliver, is_in
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.judge import RowGates, draws_of
-from saggar.workers.runs.outputs import Made, Outputs
+from saggar.workers.runs.outputs import Made, Outputs, leads
 from saggar.workers.runs.pack import Done, Packer, remove
 from saggar.workers.runs.sheet import MOST, SheetFailed, make_sheet
 from saggar.workers.runs.sheet import NAME as SHEET
@@ -147,7 +147,7 @@ class RunFinisher:
         for n, job in islice(self._folder.rows(0), len(letters)):
             for job_id, wanted in draws_of(job.id, picks[n]).items() if letters[n] in "dp" else ():
                 made = self._made(job_id, job)
-                for output in made.manifest.outputs if made else ():
+                for output in filter(leads, made.manifest.outputs) if made else ():
                     if made and (wanted is None or output.index in wanted):
                         yield made.storage.get(output.key), job.prompt
 

@@ -27,9 +27,10 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from saggar.jobs.errors import ConfigError, SaggarError
+from saggar.workers.inputs.sniff import kind_of
 from saggar.workers.runs.duplicates import BITS, NearDuplicates, fingerprint
+from saggar.workers.stills import SOUNDS, still_of
 
 SCORERS = "saggar.scorers"
 Pixels = NDArray[np.uint8] | NDArray[np.floating]
@@ -55,9 +56,13 @@ class Candidate:
 
     @classmethod
     def of_file(cls, key: str, data: bytes, prompt: str = "") -> Candidate:
-        """From an encoded picture. Raises PIL.UnidentifiedImageError or OSError when it cannot be decoded."""
-        with Image.open(io.BytesIO(data)) as image:
-            return cls(key, np.asarray(image.convert("RGB")), len(data), prompt)
+        """From a picture's file, or a video's, of which four frames side by side are judged.
+
+        Raises PIL.UnidentifiedImageError, OSError or ValueError when it cannot be decoded, GateError for a sound.
+        """
+        if kind_of(io.BytesIO(data)) in SOUNDS:
+            raise GateError("a sound has no picture that a gate could judge")
+        return cls(key, still_of(data), len(data), prompt)
 
     def pixels(self) -> NDArray[np.uint8]:
         """As bytes: floats are scaled by 255, NaN is black."""

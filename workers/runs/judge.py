@@ -14,7 +14,7 @@ from saggar.jobs.runs import Ended, RunLedger, RunSpec, Verdict
 from saggar.jobs.runs.contract import bytes_of
 from saggar.storage.errors import Conflict, NotFound
 from saggar.workers.runs.gates import Candidate, GateError, parse_gates
-from saggar.workers.runs.outputs import Made, Outputs
+from saggar.workers.runs.outputs import Made, Outputs, leads
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RowGates:
     def _judge(self, one: Ended, before: str, outputs: Outputs) -> Verdict:
         try:
             picks, refused = self._picks(one, outputs.result(one.record))
-        except (NotFound, Conflict, UnidentifiedImageError) as error:
+        except (NotFound, Conflict, UnidentifiedImageError, ValueError) as error:
             return Verdict("failed", why=f"its result cannot be judged: {error}")
         except GateError as error:
             return Verdict("failed", why=str(error))
@@ -86,7 +86,7 @@ class RowGates:
     def _picks(self, one: Ended, made: Made) -> tuple[list[Pick], tuple[str, ...]]:
         """The accepted outputs of a draw, and the gate that refused each of the others."""
         picks, refused = [], []
-        for output in made.manifest.outputs:
+        for output in filter(leads, made.manifest.outputs):  # of several files the first is judged
             data = made.storage.get(output.key)
             key = f"{one.n}.{one.draw}.{output.index}"
             judgement = self._gates.judge(Candidate.of_file(key, data, one.record.job.prompt))

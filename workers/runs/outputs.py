@@ -13,7 +13,7 @@ from saggar.jobs.record import JobRecord
 from saggar.storage.base import Storage, open_storage
 from saggar.storage.errors import Conflict
 from saggar.storage.keys import result_key
-from saggar.storage.results import ResultManifest, read_result
+from saggar.storage.results import ManifestOutput, ResultManifest, read_result
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class Made:
     storage: Storage
     key: str
     manifest: ResultManifest
+
+
+def leads(output: ManifestOutput) -> bool:
+    """Whether it is the first file of its output, or the only one."""
+    return not output.part
 
 
 class Outputs:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 
 from pydantic import JsonValue
 from saggar.jobs.client import JobClient
@@ -160,19 +161,24 @@ class Packer:
             for job_id, wanted in draw.items():
                 made = self._outputs.result(records[job_id])
                 mades.append(made)
-                for output in made.manifest.outputs:
-                    if wanted is None or output.index in wanted:
-                        samples.append((made, output, records[job_id]))
+                for index, files in groupby(made.manifest.outputs, lambda output: output.index):
+                    if wanted is None or index in wanted:
+                        samples.append((made, tuple(files), records[job_id]))
             several = len(samples) > 1
             keyed = [(sample_key(row_id, i if several else None), *one) for i, one in enumerate(samples)]
             return tuple(mades), [self._sample(*one) for one in keyed]
         except (KeyError, NotFound, Conflict):
             return None
 
-    def _sample(self, key: str, made: Made, output: ManifestOutput, record: JobRecord) -> Sample:
-        data = made.storage.get(output.key)
-        if hashlib.sha256(data).hexdigest() != output.sha256:
-            raise Conflict(f"{output.key} holds other bytes than its manifest says")
+    def _sample(self, key: str, made: Made, outputs: Sequence[ManifestOutput], record: JobRecord) -> Sample:
+        """Of one output: its file, or its frames or layers, the first of which the metadata describes."""
+        files = {}
+        for one in outputs:
+            data = made.storage.get(one.key)
+            if hashlib.sha256(data).hexdigest() != one.sha256:
+                raise Conflict(f"{one.key} holds other bytes than its manifest says")
+            files[_extension(one)] = data
+        output = outputs[0]
         side = json.loads(made.storage.get(output.sidecar.key)) if output.sidecar else {}
         job = record.job
         parameters: dict[str, JsonValue] = {
@@ -182,6 +188,7 @@ class Packer:
             "seed": output.seed,
             "width": output.width,
             "height": output.height,
+            **output.model_dump(include={"frames", "fps", "duration_s", "sample_rate", "channels"}),
             "sha256": output.sha256,
             "model": job.model,
             "revision": side.get("model", {}).get("revision", ""),
@@ -189,15 +196,14 @@ class Packer:
             "parameters": parameters,
             "job": record.id,
             "task": job.task,
-            "bytes": output.size,
+            "bytes": sum(one.size for one in outputs),
             "versions": side.get("versions", {}),
         }
         if job.negative_prompt is not None:
             metadata["negative_prompt"] = job.negative_prompt
         if job.tags:
             metadata["tags"] = list(job.tags)
-        extension = _EXTENSIONS.get(output.content_type, output.key.rpartition(".")[2])
-        return Sample(key, {extension: data}, job.prompt, metadata)
+        return Sample(key, files, job.prompt, metadata)
 
     def _mark(self) -> None:
         """Rows whose shard is there are packed; their single objects may go."""
@@ -216,6 +222,12 @@ class Packer:
                     if made.key.startswith(f"{self._spec.prefix}/"):  # nothing but what is ours to remove
                         remove(made)
             del self._waiting[n]
+
+
+def _extension(output: ManifestOutput) -> str:
+    """`png`, or `0003.png` for a part."""
+    plain = _EXTENSIONS.get(output.content_type, output.key.rpartition(".")[2])
+    return plain if output.part is None else f"{output.part:04d}.{plain}"
 
 
 def sample_key(row_id: str, number: int | None = None) -> str:

@@ -16,24 +16,26 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from pydantic import JsonValue
 from saggar.engine.engine import Engine
 from saggar.engine.errors import EngineError
 from saggar.engine.handle import Handle
+from saggar.engine.media import Clip, Media, Sound
 from saggar.jobs.errors import SaggarError
 from saggar.storage.base import Storage
 from saggar.storage.errors import NotFound
 from saggar.storage.shard_formats import shard_format
-from saggar.workers.encode import encode_image, image_format
+from saggar.workers.encode_media import encode_media
 from saggar.workers.runs.findings import Pick
 from saggar.workers.runs.samples import Recorded, recorded_of, sample_of
+from saggar.workers.stills import media_of
 from saggar.workers.translate import to_request
 
 Status = Literal["bit-equal", "within", "differs", "incomparable"]
@@ -41,6 +43,7 @@ FLOAT32_LEVELS = 2
 HALF_PSNR_DB = 30.0
 
 _HALF = ("bfloat16", "float16")
+Values = NDArray[np.uint8] | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -99,47 +102,57 @@ def remake(engine: Engine, wanted: Sequence[Recorded]) -> Iterator[Remade]:
         elif (failed := handle.wait()) is not None:
             yield Remade(one.name, "differs", one.numerics, why=f"{type(failed).__name__}: {failed}")
         else:
-            yield _compared(one, np.asarray(handle.result().images[0]))
+            yield _compared(one, handle.result().media[0])
 
 
-def compare(
-    numerics: str, stored: NDArray[np.uint8], again: NDArray[np.uint8]
-) -> tuple[Status, int, float | None]:
-    """Two pictures (H×W×3) by the class that made the first: status, largest difference, PSNR in dB.
+def compare(numerics: str, stored: Values, again: Values) -> tuple[Status, int, float | None]:
+    """Two arrays on a scale of 0 to 255, by the class that made the first: status, largest difference, PSNR in dB.
 
     Raises ValueError when their sizes differ.
     """
     if stored.shape != again.shape:
-        raise ValueError(f"{again.shape[1]}×{again.shape[0]} pixels, not {stored.shape[1]}×{stored.shape[0]}")
-    difference = np.abs(stored.astype(np.int16) - again.astype(np.int16))
-    levels = int(difference.max())
+        raise ValueError(f"{_size(again)}, not {_size(stored)}")
+    wide = np.int16 if stored.dtype == again.dtype == np.uint8 else np.float32
+    difference = np.abs(stored.astype(wide) - again.astype(wide))
+    levels = math.ceil(difference.max())
     if levels == 0:
         return "bit-equal", 0, None
-    psnr = float(10 * np.log10(255**2 / np.mean(difference.astype(np.float64) ** 2)))
+    psnr = float(10 * np.log10(255**2 / np.mean(np.square(difference, dtype=np.float64))))
     dtype = numerics.partition("/")[0]
     close = (dtype == "float32" and levels <= FLOAT32_LEVELS) or (dtype in _HALF and psnr >= HALF_PSNR_DB)
     return ("within" if close else "differs"), levels, round(psnr, 2)
 
 
-def _compared(one: Recorded, array: NDArray[np.uint8]) -> Remade:
+def _compared(one: Recorded, media: Media) -> Remade:
     try:
-        status, levels, psnr = compare(one.numerics, _pixels(one.picture), _encoded(one, array))
+        # As it would have been stored: what a lossy format loses is lost here too.
+        again = next(encode_media(media, one.job.output.format, one.job.output.quality, {}))
+        pairs = zip(_values(one.picture), _values(again.data), strict=True)
+        status, levels, psnr = max((compare(one.numerics, *pair) for pair in pairs), key=_badness)
     except ValueError as error:
         return Remade(one.name, "differs", one.numerics, why=str(error))
     return Remade(one.name, status, one.numerics, levels, psnr)
 
 
-def _encoded(one: Recorded, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The new picture as it would have been stored: what a lossy format loses is lost here too."""
-    format = image_format(one.job.output.format)
-    if format == "png":
-        return array
-    return _pixels(encode_image(array, format, one.job.output.quality, {}).data)
+def _badness(found: tuple[Status, int, float | None]) -> tuple[int, int]:
+    return ("bit-equal", "within", "differs").index(found[0]), found[1]
 
 
-def _pixels(data: bytes) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
+def _values(data: bytes) -> list[Values]:
+    """What a file holds on a scale of 0 to 255: pixels, or frames and sound."""
+    media = media_of(data)
+    if isinstance(media, Clip):
+        return [media.frames, *([] if media.sound is None else _values_of(media.sound))]
+    return _values_of(media) if isinstance(media, Sound) else [media]
+
+
+def _values_of(sound: Sound) -> list[Values]:
+    return [(sound.samples + 1) * np.float32(127.5)]
+
+
+def _size(array: Values) -> str:
+    """As people say it."""
+    return f"{array.shape[1]}×{array.shape[0]} pixels" if array.ndim == 3 else "×".join(map(str, array.shape))
 
 
 def _unlike(engine: Engine, one: Recorded) -> str | None:

@@ -10,6 +10,9 @@ from pydantic import JsonValue
 from saggar.jobs.schema import Job, read_job
 from saggar.storage.samples import Sample
 
+FACTS = ("width", "height", "frames", "fps", "duration_s", "sample_rate", "channels")
+"""What a file is, where it has it; pixels, seconds, Hz."""
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -37,9 +40,8 @@ def sample_of(key: str, picture: bytes, extension: str, sidecar: Mapping[str, Js
         )
         metadata: dict[str, JsonValue] = {
             "seed": sidecar["seed"],
-            "width": file["width"],
-            "height": file["height"],
             "sha256": file["sha256"],
+            **{name: file[name] for name in FACTS if name in file},
             "model": model["name"],
             "revision": model["revision"],
             "numerics": sidecar["numerics"],

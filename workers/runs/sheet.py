@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from io import BytesIO
 from itertools import islice
 
-import numpy as np
-from PIL import Image
 from saggar.jobs.errors import SaggarError
 from saggar.workers.contact_sheet import contact_sheet
+from saggar.workers.stills import still_of
 
 NAME = "contact-sheet.png"
 MOST = 64
@@ -21,12 +19,14 @@ class SheetFailed(SaggarError):
 
 
 def make_sheet(pictures: Iterable[tuple[bytes, str]]) -> bytes:
-    """A PNG of the first 64 encoded pictures with their captions. Raises SheetFailed."""
+    """A PNG of the first 64 files with their captions: pictures, four frames of a video, a sound's wave.
+
+    Raises SheetFailed.
+    """
     arrays, captions = [], []
     try:
         for data, caption in islice(pictures, MOST):
-            with Image.open(BytesIO(data)) as picture:
-                arrays.append(np.asarray(picture.convert("RGB")))
+            arrays.append(still_of(data))
             captions.append(caption)
         return contact_sheet(arrays, captions, min(COLUMNS, len(arrays)))
     except Exception as error:  # whatever a store or a picture raises

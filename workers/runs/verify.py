@@ -20,6 +20,7 @@ from saggar.storage.errors import Conflict, NotFound
 from saggar.storage.keys import RESULT_NAME, parse_attempt
 from saggar.storage.results import ManifestFile, ManifestOutput, ResultManifest, read_result
 from saggar.workers.runs.findings import Finding, Part, Pick, check_bytes, rank, read
+from saggar.workers.runs.outputs import leads
 from saggar.workers.runs.verify_shards import check_set, closing_keys, set_of
 
 Advance = Callable[[int, int], None]
@@ -116,7 +117,7 @@ def check_job(storage: Storage, base: str, found: Mapping[str, ObjectInfo]) -> P
     ]
     spoilt = {finding.key for finding in part.findings}
     for name, file in named.items():
-        if isinstance(file, ManifestOutput) and name not in spoilt:
+        if isinstance(file, ManifestOutput) and leads(file) and name not in spoilt:
             part.picks.append(Pick(rank(f"{manifest.job_id}/{file.index}"), base, output=file))
     return part
 
