@@ -83,6 +83,11 @@ class Storage(Protocol):
     def presign(self, key: str, expires_s: int = ...) -> str:
         """A URL that reads the object without credentials until it expires; a local file's URL never does."""
 
+    def presign_put(self, key: str, *, content_type: str, size: int, expires_s: int = ...) -> str:
+        """A URL that takes one PUT of the object, of this type and so many bytes, without credentials until it
+        expires. StorageConfigError: this store has no such URLs.
+        """
+
     def close(self) -> None:
         """Give back connections; the store is unusable afterwards."""
 

@@ -140,6 +140,10 @@ class LocalStorage:
     def presign(self, key: str, expires_s: int = 3600) -> str:
         return self.uri(key)
 
+    def presign_put(self, key: str, *, content_type: str, size: int, expires_s: int = 3600) -> str:
+        check_key(key)
+        raise StorageConfigError(f"{self.url}: a folder has no URL that a file could be sent to; S3 has")
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -192,15 +192,24 @@ class S3Storage:
         return f"s3://{self._bucket}/{self._name(key)}"
 
     def presign(self, key: str, expires_s: int = 3600) -> str:
-        if not 1 <= expires_s <= _MAX_EXPIRY_S:
-            raise StorageConfigError(f"a presigned URL lives 1 to {_MAX_EXPIRY_S} seconds, not {expires_s}")
-        what = {"Bucket": self._bucket, "Key": self._name(key)}
-        with _translated(key):
-            return self._signer.generate_presigned_url("get_object", Params=what, ExpiresIn=expires_s)
+        return self._presign("get_object", key, {}, expires_s)
+
+    def presign_put(self, key: str, *, content_type: str, size: int, expires_s: int = 3600) -> str:
+        # Both are signed as headers: another type or length is another signature.
+        return self._presign(
+            "put_object", key, {"ContentType": content_type, "ContentLength": size}, expires_s
+        )
 
     def close(self) -> None:
         self._client.close()
         self._signer.close()
+
+    def _presign(self, method: str, key: str, more: Mapping[str, object], expires_s: int) -> str:
+        if not 1 <= expires_s <= _MAX_EXPIRY_S:
+            raise StorageConfigError(f"a presigned URL lives 1 to {_MAX_EXPIRY_S} seconds, not {expires_s}")
+        what = {"Bucket": self._bucket, "Key": self._name(key), **more}
+        with _translated(key):
+            return self._signer.generate_presigned_url(method, Params=what, ExpiresIn=expires_s)
 
     def _name(self, key: str) -> str:
         """The object's key in the bucket."""

@@ -142,6 +142,7 @@ def test_bad_keys_are_refused_everywhere(store: Storage) -> None:
         store.head,
         store.uri,
         store.presign,
+        lambda key: store.presign_put(key, content_type="image/png", size=1),
     ]
     for key in BAD_KEYS:
         for call in calls:

@@ -101,6 +101,9 @@ class HookedStorage:
     def presign(self, key: str, expires_s: int = 3600) -> str:
         return self._storage.presign(key, expires_s)
 
+    def presign_put(self, key: str, *, content_type: str, size: int, expires_s: int = 3600) -> str:
+        return self._storage.presign_put(key, content_type=content_type, size=size, expires_s=expires_s)
+
     def close(self) -> None:
         self._storage.close()
 

@@ -12,11 +12,13 @@ import pytest
 from saggar.jobs import Job, ModelCard
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.runs.plan import Expansion, parse_matrix, parse_seeds, parse_settings
+from saggar.storage.local import LocalStorage
 from saggar.workers.runs.launch import Flags, check_flags
 from saggar.workers.runs.manifest import Manifest
 from saggar.workers.runs.readers import Columns
 
 from tests.jobs.samples import CARD, MODEL
+from tests.support.inputs import image
 
 PARAMS = frozenset(CARD.checker.allowed)
 
@@ -177,6 +179,52 @@ def test_pictures_lie_beside_the_manifest(tmp_path: Path) -> None:
         assert [job.inputs.image for job in jobs(manifest)] == [
             [(tmp_path / "img/1.png").as_uri()], ["s3://b/2.png"],
         ]  # fmt: skip
+
+
+def test_local_files_get_the_uris_that_an_upload_will_give_them(tmp_path: Path) -> None:
+    card = CARD.model_copy(update={"inputs": ["image", "mask"]})
+    store = LocalStorage(tmp_path / "store")
+    (tmp_path / "img").mkdir()
+    for name, colour in (("1.png", (1, 2, 3)), ("2.png", (1, 2, 3)), ("3.png", (4, 5, 6))):
+        (tmp_path / "img" / name).write_bytes(image(color=colour))
+    path = rows(
+        tmp_path / "a.jsonl",
+        {"prompt": "a", "task": "i2i", "inputs": {"image": ["img/1.png"], "mask": ["img/3.png"]}},
+        {"prompt": "b", "task": "i2i", "inputs": {"image": ["img/2.png"]}},
+        {"prompt": "c", "task": "i2i", "inputs": {"image": ["s3://b/k.png"]}},
+    )
+    with Manifest() as manifest:
+        manifest.read(path, expansion(), Columns({}, PARAMS), lambda _: card, lambda: store)
+        assert manifest.complaint() == ""
+        first, second, third = jobs(manifest)
+        assert list(store.list("")) == [], "nothing is sent before all rows are good"
+        assert manifest.upload() == 3
+    assert first.inputs.image == second.inputs.image != first.inputs.mask
+    assert third.inputs.image == ["s3://b/k.png"]
+    assert [store.uri(info.key) for info in store.list("uploads/")] == sorted(
+        [*first.inputs.image, *first.inputs.mask]
+    )
+
+
+@pytest.mark.parametrize("name", ["none.png", "../secret", "page.html", "."])
+def test_what_is_no_picture_is_not_sent_away(name: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root:x:0:0")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "page.html").write_text("<!doctype html>")
+    card = CARD.model_copy(update={"inputs": ["image"]})
+    (folder / "a.csv").write_text(f"prompt,image,task\na,{name},i2i\n")
+    with Manifest() as manifest:
+        manifest.read(
+            folder / "a.csv",
+            expansion(),
+            Columns({}, PARAMS),
+            lambda _: card,
+            lambda: LocalStorage(tmp_path / "s"),
+        )
+        assert "line 2: inputs: " in manifest.complaint()
+        assert "(allowed: files that are there: pictures, videos, sounds)" in manifest.complaint()
+        assert manifest.upload() == 0
 
 
 BAD = {

@@ -1,9 +1,12 @@
-"""`saggar submit, watch, status, list, cancel, retry`: a producer's commands. They need Redis alone."""
+"""`saggar submit, watch, status, list, cancel, retry`: a producer's commands. They need Redis, and the store for local
+files that a job starts from.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TypeVar, cast, get_args
 
 import click
@@ -46,6 +49,7 @@ def open_client(redis_url: str | None) -> JobClient:
 @click.command()
 @click.argument("prompt")
 @click.option("--model", required=True, help="A served model; `saggar models served` lists them.")
+@click.option("--task", help="A task of the model, such as i2i.  [default: t2i]")
 @click.option("--negative-prompt")
 @click.option("--seed", type=int, help="Of the first output.  [default: a random one]")
 @click.option("-n", "--num-outputs", type=int, default=1, show_default=True)
@@ -57,6 +61,15 @@ def open_client(redis_url: str | None) -> JobClient:
     help="A parameter of the model: --set num_inference_steps=28.",
 )
 @click.option("--format", "format_", type=click.Choice(get_args(Format)), help="[default: the model's first]")
+@click.option(
+    "--image", multiple=True, metavar="FILE", help="A picture to start from: a local file or a URI."
+)
+@click.option("--mask", multiple=True, metavar="FILE", help="A mask, likewise.")
+@click.option("--audio", multiple=True, metavar="FILE", help="A sound, likewise.")
+@click.option("--video", multiple=True, metavar="FILE", help="A video, likewise.")
+@click.option(
+    "--store", help="The workers' store, to which local files are uploaded first.  [env: SAGGAR_STORE]"
+)
 @click.option("--priority", type=click.Choice(get_args(Priority)), default="normal", show_default=True)
 @click.option("--tag", "tags", multiple=True, callback=lambda _ctx, _option, value: list(value))
 @click.option("--id", "job_id", help="Submitting an id twice queues one job.")
@@ -68,13 +81,24 @@ def submit(
     params: Sequence[str],
     job_id: str | None,
     wait: bool,
+    store: str | None,
+    image: Sequence[str],
+    mask: Sequence[str],
+    audio: Sequence[str],
+    video: Sequence[str],
     **fields: object,
 ) -> None:
-    """Queue one job for PROMPT and print its id."""
+    """Queue one job for PROMPT and print its id.
+
+    Local files of --image, --mask, --audio and --video are uploaded under uploads/ of the workers' store.
+    """
     job: dict[str, object] = {"prompt": prompt, "params": parse_settings(params)}
     if format_ := fields.pop("format_"):
         job["output"] = {"format": format_}
     job |= {"id": job_id} if job_id else {}
+    given = {"image": image, "mask": mask, "audio": audio, "video": video}
+    if any(given.values()):
+        job["inputs"] = _input_uris(given, store)
     job |= {name: value for name, value in fields.items() if value is not None}
     with open_client(redis_url) as client:
         submitted = client.submit(job)
@@ -83,6 +107,18 @@ def submit(
             _warn_without_workers(client, str(job["model"]))
             for output in client.result(submitted.id).outputs:
                 click.echo(output.uri)
+
+
+def _input_uris(given: Mapping[str, Sequence[str]], store: str | None) -> dict[str, list[str]]:
+    """URIs by kind; local files are uploaded. Raises ConfigError, StorageError."""
+    if all("://" in value for values in given.values() for value in values):
+        return {kind: list(values) for kind, values in given.items() if values}
+    from saggar.workers.uploads import uri_of, workers_store
+
+    with closing(workers_store(store)) as storage:
+        return {
+            kind: [uri_of(value, storage) for value in values] for kind, values in given.items() if values
+        }
 
 
 @click.command()

@@ -27,6 +27,7 @@ from saggar.workers.runs.options import run_options
 from saggar.workers.runs.place import CardDesk, Place, open_place
 from saggar.workers.runs.readers import Columns, check_manifest
 from saggar.workers.runs.sheet import NAME as SHEET
+from saggar.workers.uploads import workers_store
 
 
 @click.command()
@@ -111,6 +112,7 @@ class Session:
         self._target: Storage = open_storage(ask.target)
         stack.callback(self._target.close)
         self._folder = RunFolder(self._target, ask.name)
+        self._store: Storage | None = None
 
     def plan(self) -> Run | None:
         """Reads, checks and registers; None: it was only to be looked at. Raises ConfigError, RunChanged, RunBusy."""
@@ -122,7 +124,7 @@ class Session:
         with Manifest() as manifest:
             with self._console.status(f"checking {ask.manifest} ..."):
                 columns = Columns(ask.columns, frozenset(params))
-                manifest.read(ask.manifest, expansion, columns, desk)
+                manifest.read(ask.manifest, expansion, columns, desk, self._uploads)
             self._refuse_bad(manifest)
             spec = RunSpec(
                 name=ask.name,
@@ -137,9 +139,20 @@ class Session:
             if ask.dry:
                 self._tell(manifest, None, card)
                 return None
+            with self._console.status("uploading input files ..."):
+                manifest.upload()
             registered = register(self._runs, self._folder, manifest, spec, extend=ask.extend)
             self._tell(manifest, registered, card)
             return registered
+
+    def _uploads(self) -> Storage:
+        """Where the workers look for input files: the target of the embedded one, else what SAGGAR_STORE names."""
+        if self._place.embedded:
+            return self._target
+        if self._store is None:
+            self._store = workers_store(None)
+            self._stack.callback(self._store.close)
+        return self._store
 
     def follow(self, registered: Run) -> Run:
         """Controls the run, or watches whoever does, until it stands still."""

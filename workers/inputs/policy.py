@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from saggar.storage.uploads import UPLOADS
 from saggar.workers.inputs.bad import BadInput
 
-UPLOADS = "uploads"
-"""The part of a worker's own store that its jobs may name."""
 HTTPS_PORT = 443
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]|[0-9a-f:]+", re.ASCII)

@@ -8,14 +8,17 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from saggar.jobs.errors import ConfigError, InvalidJob
 from saggar.jobs.runs.plan import CardOf, Expansion
+from saggar.storage.base import Storage
+from saggar.storage.uploads import put_upload
 from saggar.workers.runs.readers import Columns, read_rows
+from saggar.workers.uploads import FileError, planned_uri
 
 SHOWN_REASONS = 100
 SHOWN_LINES = 10
@@ -25,6 +28,7 @@ PRAGMA synchronous = OFF;
 CREATE TABLE jobs (n INTEGER PRIMARY KEY, id TEXT UNIQUE, job TEXT);
 CREATE TABLE bad (line INTEGER, reason TEXT);
 CREATE TABLE known (id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE files (path TEXT PRIMARY KEY, uri TEXT) WITHOUT ROWID;
 """
 
 
@@ -40,9 +44,23 @@ class Manifest:
         self.folded = 0
         self.columns = Columns()
 
-    def read(self, path: Path, expansion: Expansion, columns: Columns, card_of: CardOf) -> Self:
-        """Reads all of it. Raises ConfigError when it cannot be read as a manifest, or has no rows."""
+    def read(
+        self,
+        path: Path,
+        expansion: Expansion,
+        columns: Columns,
+        card_of: CardOf,
+        uploads: Callable[[], Storage] | None = None,
+    ) -> Self:
+        """Reads all of it. Local files that it names get the URIs that `upload` will give them in the store of
+        `uploads`, which is asked for once there is one; without it they keep their own.
+
+        Raises ConfigError when it cannot be read as a manifest, or has no rows.
+        """
         self.columns = columns
+        if uploads is not None:
+            self._uploads = uploads
+            columns.named = self._named
         for line, row in read_rows(path, columns):
             self.rows += 1
             try:
@@ -59,6 +77,26 @@ class Manifest:
         if not self.rows:
             raise ConfigError(f"{path}: no rows; give one JSON object or one prompt a line")
         return self
+
+    def upload(self) -> int:
+        """Puts the local files that rows name into the store, those that are not there. How many rows' files there are.
+        Raises OSError, StorageError."""
+        files = self._db.execute("SELECT path FROM files").fetchall()
+        for (path,) in files:
+            put_upload(self._uploads(), Path(path))
+        return len(files)
+
+    def _named(self, path: Path) -> str:
+        """As Columns.named; each file is read once."""
+        found = self._db.execute("SELECT uri FROM files WHERE path = ?", (str(path),)).fetchone()
+        if found is not None:
+            return str(found[0])
+        try:
+            uri = planned_uri(path, self._uploads())
+        except FileError as error:
+            raise InvalidJob("inputs", str(error), "files that are there: pictures, videos, sounds") from None
+        self._db.execute("INSERT INTO files VALUES (?, ?)", (str(path), uri))
+        return uri
 
     @property
     def planned(self) -> int:

@@ -29,12 +29,13 @@ _MOST_UNUSED = 100
 
 @dataclass
 class Columns:
-    """Which column means what. `mapped`: source -> field; `params`: the parameters that the models have; `unused`
-    collects the columns that mean nothing."""
+    """Which column means what. `mapped`: source -> field; `params`: the parameters that the models have; `named`
+    gives the URI that a job has for a local file; `unused` collects the columns that mean nothing."""
 
     mapped: Mapping[str, str] = field(default_factory=dict)
     params: frozenset[str] = frozenset()
     folder: Path = Path()
+    named: Callable[[Path], str] = Path.as_uri
     unused: dict[str, None] = field(default_factory=dict)
 
     def row(self, record: Mapping[str, object], *, text: bool = False) -> Row:
@@ -78,8 +79,15 @@ class Columns:
         if isinstance(value, list):
             return [self._uris(one) for one in value]
         if isinstance(value, str) and "://" not in value:
-            return (self.folder / value).resolve().as_uri()
+            return self.named((self.folder / value).resolve())
         return value
+
+    def with_files(self, row: Row) -> Row:
+        """A row of JSON whose `inputs` name local files, with their URIs. Raises InvalidJob."""
+        inputs = row.get("inputs")
+        if not isinstance(inputs, dict):
+            return row
+        return {**row, "inputs": {kind: self._uris(value) for kind, value in inputs.items()}}
 
 
 def check_manifest(path: Path) -> None:
@@ -126,7 +134,7 @@ def _json_lines(path: Path, columns: Columns) -> Iterator[Line]:
     for number, text in _lines(path):
         try:
             row = _json_object(text)
-            yield number, columns.row(row) if columns.mapped else row
+            yield number, columns.row(row) if columns.mapped else columns.with_files(row)
         except InvalidJob as error:
             yield number, error
 

@@ -1,0 +1,52 @@
+"""Local files that jobs shall start from: checked by their content, put into the workers' store, named by its URI."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from saggar.jobs.errors import ConfigError
+from saggar.storage.base import Storage, open_storage
+from saggar.storage.uploads import put_upload, upload_key
+from saggar.workers.inputs.sniff import kind_of
+
+_NOT_MEDIA = ("", "SVG", "HTML")
+
+
+class FileError(ConfigError):
+    """A local file that cannot be an input."""
+
+
+def workers_store(url: str | None) -> Storage:
+    """The store that the workers write to, as given or in SAGGAR_STORE. Raises ConfigError, StorageConfigError."""
+    url = url or os.environ.get("SAGGAR_STORE")
+    if not url:
+        raise ConfigError(
+            "local input files are uploaded to the workers' store: name it by --store or SAGGAR_STORE"
+        )
+    return open_storage(url)
+
+
+def check_file(path: Path) -> None:
+    """Raises FileError for what is no picture, video or sound: a manifest from elsewhere sends no other file away."""
+    try:
+        with path.open("rb") as file:
+            kind = kind_of(file)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from None
+    if kind in _NOT_MEDIA:
+        raise FileError(f"{path}: neither a picture nor a video nor a sound, so it is not uploaded")
+
+
+def uri_of(value: str, storage: Storage) -> str:
+    """A URI itself, or that of the local file, which is uploaded unless it is there. Raises FileError, StorageError."""
+    if "://" in value:
+        return value
+    check_file(Path(value))
+    return put_upload(storage, Path(value))
+
+
+def planned_uri(path: Path, storage: Storage) -> str:
+    """What `uri_of` will give; nothing is sent. Raises FileError."""
+    check_file(path)
+    return storage.uri(upload_key(path))
