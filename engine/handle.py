@@ -149,4 +149,5 @@ class Reservation:
 
     def release(self) -> None:
         """The rest will not come. Again, or after all have come: nothing happens."""
-        self._release(self.announced)
+        if self.announced.rows:  # they only ever become fewer
+            self._release(self.announced)

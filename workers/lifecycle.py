@@ -36,10 +36,13 @@ from saggar.workers.app import make_app
 from saggar.workers.appetite import EngineAppetite
 from saggar.workers.attempts import Attempts
 from saggar.workers.chores import ChoresWorker
+from saggar.workers.group import GroupPublisher
 from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.inputs.fetch import Fetcher
 from saggar.workers.inputs.load import InputLoader
+from saggar.workers.line import Line
 from saggar.workers.model_source import local_model
+from saggar.workers.pool import pool_on
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.runs.keeper import MODEL_EVERY_S, RunKeeper
 from saggar.workers.service import Service
@@ -117,7 +120,9 @@ class ModelWorker:
         )
         stack.callback(inputs.close)
         service = Service(ledger, attempts, engine, publisher, card, lanes.owner, engine_lost, inputs)
-        register_generate(app, service, appetite, lanes)
+        group = GroupPublisher(ledger, attempts, publisher, service)
+        line = Line(service, group, lanes.started, appetite.take)
+        register_generate(app, line)
         register_revoke(ledger)
 
         lanes.on_lost(attempts.lost)
@@ -132,7 +137,7 @@ class ModelWorker:
         stack.callback(_leave_quietly, cards, card.model, lanes.owner)
         log.info("serving %s from %s, batches of %d, into %s", card.model, lane, card.max_batch, storage.url)
         worker: Worker = app.Worker(
-            pool="threads",
+            pool=pool_on(line),
             concurrency=settings.in_hand,
             queues=[lane],
             hostname=f"{lane}@{lanes.owner.replace(':', '-')}",

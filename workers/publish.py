@@ -72,6 +72,7 @@ class Publisher:
 
     def __init__(self, storage: Storage, spool: Spool | None, origin: Origin) -> None:
         self.storage = storage
+        self.spools = spool is not None
         self._spool = spool
         self._had_room = True
         self._origin = origin
@@ -83,6 +84,22 @@ class Publisher:
 
         Raises StorageUnavailable when it is no longer wanted and StorageRefused when the store says no for good.
         """
+        items, manifest, key = self.make(job, attempt, output)
+        if self._spool is None:
+            for item in items:
+                put = partial(self.storage.put, item.key, item.data, content_type=item.content_type)
+                retrying(put, lambda _: wanted(), backoff=Backoff(), stop=stop)
+            return Upload(manifest, key, None)
+        entry = self._write(self._spool, job.id, attempt, items, wanted)
+        try:
+            upload_entry(self.storage, entry, keep_going=wanted, stop=stop)
+        except BaseException:
+            self._spool.remove(entry)
+            raise
+        return Upload(manifest, key, entry)
+
+    def make(self, job: Job, attempt: int, output: Output) -> tuple[list[SpoolItem], ResultManifest, str]:
+        """Encodes an output: its objects, its manifest, and the manifest's key."""
         began = time.perf_counter()
         items, outputs = self._encode(job, attempt, output)
         manifest = ResultManifest(
@@ -97,19 +114,7 @@ class Publisher:
             numerics=output.numerics,
             timings={**output.timings, "encode_output": time.perf_counter() - began},
         )
-        key = keys.result_key(job.output.prefix, job.id)
-        if self._spool is None:
-            for item in items:
-                put = partial(self.storage.put, item.key, item.data, content_type=item.content_type)
-                retrying(put, lambda _: wanted(), backoff=Backoff(), stop=stop)
-            return Upload(manifest, key, None)
-        entry = self._write(self._spool, job.id, attempt, items, wanted)
-        try:
-            upload_entry(self.storage, entry, keep_going=wanted, stop=stop)
-        except BaseException:
-            self._spool.remove(entry)
-            raise
-        return Upload(manifest, key, entry)
+        return items, manifest, keys.result_key(job.output.prefix, job.id)
 
     def has_room(self) -> bool:
         """Whether outputs can be taken: False pauses the engine, since a store that is away has filled the spool."""

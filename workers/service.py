@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol, TypeVar
 
@@ -27,9 +27,10 @@ from saggar.jobs.schema import Job
 from saggar.storage.errors import Conflict, InvalidKey, StorageRefused, StorageUnavailable
 from saggar.storage.retry import Backoff, retrying
 from saggar.workers.attempts import Attempt, Attempts
+from saggar.workers.delivery import Delivery
 from saggar.workers.inputs.hold import fetched
-from saggar.workers.inputs.load import InputLoader, InputUnavailable, Stopped
-from saggar.workers.publish import Publisher
+from saggar.workers.inputs.load import InputLoader, Inputs, InputUnavailable, Stopped
+from saggar.workers.publish import Publisher, Upload
 from saggar.workers.translate import to_request
 
 log = logging.getLogger(__name__)
@@ -104,27 +105,80 @@ class Service:
         Raises JobFailed (its record says so), Dropped or GivenBack.
         """
         started = self._insist(lambda: self._ledger.start(job_id, self._owner, token, put), None)
+        return self.go_on(Delivery(job_id, token, put, key, reservation), started)
+
+    def start_all(self, deliveries: Sequence[Delivery]) -> Sequence[object]:
+        """What the ledger answers to the start of each, in one round trip. Raises redis.RedisError."""
+        ops = self._ledger.ops
+        return self._ledger.runner.run_many(
+            [ops.start(one.job_id, self._owner, one.token, one.put) for one in deliveries]
+        )
+
+    def go_on(self, delivery: Delivery, started: Started | NotStarted) -> JobResult:
+        """As `run`, of a job that has been taken up."""
         if isinstance(started, NotStarted):
-            return self._not_started(job_id, started)
-        attempt = Attempt(job_id, started.attempt, token, suspicions=started.suspicions)
+            return self._not_started(delivery.job_id, started)
+        attempt = self.admit(delivery, started)
+        return self.to_its_end(attempt, lambda: self.attempt(delivery, started, attempt))
+
+    def admit(self, delivery: Delivery, started: Started) -> Attempt:
+        """The attempt, in hand from now on: whoever calls sees it through `to_its_end`."""
+        attempt = Attempt(delivery.job_id, started.attempt, delivery.token, suspicions=started.suspicions)
         self._attempts.add(attempt)
+        return attempt
+
+    def to_its_end(self, attempt: Attempt, rest: Callable[[], JobResult]) -> JobResult:
+        """Does the rest of an attempt, whose failure is the job's. Raises as `run`."""
         try:
-            checked = self._checked(started.job)
-            if attempt.number > 1 and (found := self._find(checked, attempt)):
-                return self._commit(attempt, found)
-            if started.stopping:
-                raise self._ended(attempt)
-            self._placed(checked, started, attempt, key)
-            return self._attempt(checked, attempt, reservation)
+            return self._in_our_words(rest, attempt)
         except Failed as failure:
             raise self._failed(failure, attempt) from failure
         except (Dropped, GivenBack, redis.RedisError):
             raise
         except Exception as error:  # an error of ours: without an end the job would come back for ever
-            log.exception("%s: attempt %d failed in a way that was not foreseen", job_id, attempt.number)
+            log.exception(
+                "%s: attempt %d failed in a way that was not foreseen", attempt.job_id, attempt.number
+            )
             raise self._failed(Failed("internal", f"{type(error).__name__}: {error}"), attempt) from error
         finally:
             self._attempts.remove(attempt)
+
+    def attempt(self, delivery: Delivery, started: Started, attempt: Attempt) -> JobResult:
+        """The whole of an attempt."""
+        checked = self._checked(started.job)
+        if attempt.number > 1 and (found := self._find(checked, attempt)):
+            return self.commit(attempt, found)
+        if started.stopping:
+            raise self._ended(attempt)
+        self._placed(checked, started, attempt, delivery.key)
+        if attempt.suspicions >= ALONE_AFTER:
+            self._wait_for_an_empty_engine(attempt)
+        seat = delivery.reservation
+        return self.finish(checked, attempt, lambda: self._generate(checked, attempt, seat))
+
+    def enter_plainly(
+        self, delivery: Delivery, started: Started, attempt: Attempt
+    ) -> tuple[Job, Handle] | None:
+        """The checked job and its place in the engine, where nothing speaks against it and nothing must be waited for;
+        None: `attempt` says what there is to do."""
+        if (
+            started.attempt > 1
+            or started.stopping
+            or started.suspicions
+            or any(uris for _, uris in started.job.inputs)
+        ):
+            return None
+        try:
+            job = check_job(started.job, self._card)
+            if delivery.key not in (None, batch_key(job, self._card)):
+                return None
+            return job, self._enter(job, attempt, delivery.reservation, {})
+        except (InvalidJob, engine_errors.EngineError):
+            return None
+
+    def finish(self, job: Job, attempt: Attempt, made: Callable[[], Output]) -> JobResult:
+        """From the engine on, whose output or error `made` says."""
+        return self._publish(job, attempt, self._output(job, attempt, made))
 
     def close(self) -> None:
         """Ends every wait for a Redis that does not answer."""
@@ -157,14 +211,19 @@ class Service:
         except InvalidJob as error:
             raise Failed("invalid", str(error)) from error
 
-    def _find(self, job: Job, attempt: Attempt) -> JobResult | None:
-        """What an earlier attempt has left whole in the store."""
+    def _in_our_words(self, rest: Callable[[], JobResult], attempt: Attempt) -> JobResult:
         try:
-            return self._store(lambda: self._publisher.find(job), attempt)
+            return rest()
+        except (engine_errors.InvalidRequest, InvalidKey) as error:
+            raise Failed("invalid", str(error)) from error
         except (StorageRefused, Conflict) as error:
             raise Failed("storage", str(error)) from error
-        except StorageUnavailable as error:
+        except StorageUnavailable as error:  # raised only once nobody wants the result any more
             raise self._ended(attempt) from error
+
+    def _find(self, job: Job, attempt: Attempt) -> JobResult | None:
+        """What an earlier attempt has left whole in the store."""
+        return self._store(lambda: self._publisher.find(job), attempt)
 
     def _placed(self, job: Job, started: Started, attempt: Attempt, key: str | None) -> None:
         """Whether it came by the right message. Dropped when it gets another one: a job whose worker has just died
@@ -201,19 +260,6 @@ class Service:
         )
         raise Dropped(f"{attempt.job_id}: has another message now")
 
-    def _attempt(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> JobResult:
-        try:
-            if attempt.suspicions >= ALONE_AFTER:
-                self._wait_for_an_empty_engine(attempt)
-            output = self._generate(job, attempt, reservation)
-            return self._publish(job, attempt, output)
-        except (engine_errors.InvalidRequest, InvalidKey) as error:
-            raise Failed("invalid", str(error)) from error
-        except (StorageRefused, Conflict) as error:
-            raise Failed("storage", str(error)) from error
-        except StorageUnavailable as error:  # raised only once nobody wants the result any more
-            raise self._ended(attempt) from error
-
     def _store(self, call: Callable[[], T], attempt: Attempt) -> T:
         """Calls the store until it answers. Raises StorageUnavailable once nobody wants the result any more."""
         return retrying(call, lambda _: attempt.wanted, backoff=Backoff(), stop=attempt.over)
@@ -224,19 +270,25 @@ class Service:
             if attempt.drained or attempt.over.wait(_LOOK_S):
                 raise self._ended(attempt)
 
+    def _enter(self, job: Job, attempt: Attempt, reservation: Reservation | None, inputs: Inputs) -> Handle:
+        handle = self._engine.submit(
+            # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
+            replace(to_request(job, inputs), id=f"{job.id}/a{attempt.number}"),
+            reservation=reservation,
+            on_event=self._attempts.listener(attempt),
+        )
+        attempt.take(handle)
+        if reservation is not None:
+            reservation.release()  # it may have been for more rows than these
+        return handle
+
     def _generate(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> Output:
+        with fetched(self._inputs, job, attempt, reservation) as inputs:
+            return self._enter(job, attempt, reservation, inputs).result()
+
+    def _output(self, job: Job, attempt: Attempt, made: Callable[[], Output]) -> Output:
         try:
-            with fetched(self._inputs, job, attempt, reservation) as inputs:
-                handle = self._engine.submit(
-                    # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
-                    replace(to_request(job, inputs), id=f"{job.id}/a{attempt.number}"),
-                    reservation=reservation,
-                    on_event=self._attempts.listener(attempt),
-                )
-                attempt.take(handle)
-                if reservation is not None:
-                    reservation.release()  # it may have been for more rows than these
-                return handle.result()
+            return made()
         except InvalidJob as error:  # a file that is not what it should be
             raise Failed("invalid", str(error)) from error
         except InputUnavailable as error:
@@ -266,18 +318,23 @@ class Service:
             job, attempt.number, output, lambda: attempt.wanted, stop=attempt.over
         )
         try:
-            if not attempt.wanted:
-                raise self._ended(attempt)
-            if self._publisher.storage.conditional_put:
-                return self._commit(attempt, self._store(lambda: self._publisher.commit(upload), attempt))
-            # This store cannot say who came first, so the ledger does.
-            result = self._commit(attempt, self._publisher.result(upload.manifest, upload.key))
-            self._store(lambda: self._publisher.commit(upload), attempt)
-            return result
+            return self.seal(attempt, upload)
         finally:
             self._publisher.forget(upload)
 
-    def _commit(self, attempt: Attempt, result: JobResult) -> JobResult:
+    def seal(self, attempt: Attempt, upload: Upload) -> JobResult:
+        """Manifest and record of what is in the store."""
+        if not attempt.wanted:
+            raise self._ended(attempt)
+        if self._publisher.storage.conditional_put:
+            return self.commit(attempt, self._store(lambda: self._publisher.commit(upload), attempt))
+        # This store cannot say who came first, so the ledger does.
+        result = self.commit(attempt, self._publisher.result(upload.manifest, upload.key))
+        self._store(lambda: self._publisher.commit(upload), attempt)
+        return result
+
+    def commit(self, attempt: Attempt, result: JobResult) -> JobResult:
+        """The record of a result whose manifest stands."""
         ending = self._insist(lambda: self._ledger.commit(attempt.job_id, attempt.number, result), attempt)
         if not ending.won:
             raise Dropped(f"{attempt.job_id}: attempt {attempt.number} came too late ({ending.state})")

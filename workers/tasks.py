@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING
 import redis
 from celery.exceptions import Ignore, Reject
 from saggar.jobs.errors import InvalidJob, JobFailed
-from saggar.jobs.lanes import Lanes
-from saggar.jobs.lanes.message import KEY_HEADER
-from saggar.jobs.ledger import PUT_HEADER, TASK, Ledger
-from saggar.workers.appetite import EngineAppetite
-from saggar.workers.service import Dropped, GivenBack, Service
+from saggar.jobs.ledger import TASK, Ledger
+from saggar.workers.service import Dropped, GivenBack
 
 if TYPE_CHECKING:
     from celery import Celery, Task
+    from saggar.workers.line import Line
 
 log = logging.getLogger(__name__)
 
 
-def register_generate(app: Celery, service: Service, appetite: EngineAppetite, lanes: Lanes) -> None:
-    """The task of a model's worker: message J is job J.
+def register_generate(app: Celery, line: Line) -> None:
+    """The task of a model's worker: message J is job J. It runs at the job's end, when the line (line.py) says so.
 
     Its return value is the job's result as JSON values, which `AsyncResult.get` gives to whoever asks and Celery passes
     on to links and chords.
@@ -33,15 +31,9 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
         name=TASK, bind=True, acks_late=True, throws=(JobFailed,), typing=False, resultrepr_maxsize=48
     )
     def generate(task: Task, job_id: str) -> dict[str, object]:
-        tag = task.request.properties["delivery_tag"]
-        reservation = appetite.take(tag)
         try:
-            if not lanes.started(tag):
-                raise Ignore(f"{job_id} was given back before it started")
-            put, key = (getattr(task.request, name, None) for name in (PUT_HEADER, KEY_HEADER))
-            return service.run(job_id, tag, put or 1, key, reservation).model_dump(
-                mode="json", exclude_none=True
-            )
+            result = line.finish(task.request.properties["delivery_tag"])
+            return result.model_dump(mode="json", exclude_none=True)
         except Dropped as dropped:
             raise Ignore(str(dropped)) from dropped
         except GivenBack as back:
@@ -51,9 +43,6 @@ def register_generate(app: Celery, service: Service, appetite: EngineAppetite, l
         except Exception as error:  # nothing could be said of the job: it must come again, and not for ever
             log.exception("%s: neither done nor failed", job_id)
             raise Reject(str(error), requeue=True) from error
-        finally:
-            if reservation is not None:
-                reservation.release()
 
 
 def register_revoke(ledger: Ledger) -> None:

@@ -34,9 +34,9 @@ def dies_after_claim() -> None:
 
 
 def dies_after_start() -> None:
-    from saggar.jobs.ledger import Ledger
+    from saggar.workers.service import Service
 
-    dies_after(Ledger, "start")
+    dies_after(Service, "start_all")
 
 
 def dies_while_executing() -> None:
@@ -69,6 +69,38 @@ def dies_after_commit() -> None:
     from saggar.jobs.ledger import Ledger
 
     dies_after(Ledger, "commit")
+
+
+def dies_amid_a_group(publish: str, count: int) -> None:
+    """When `count` objects of a group have their names, which are not flushed yet."""
+    from saggar.storage import local
+
+    give = getattr(local, publish)
+    given: list[object] = []
+
+    def wrapped(*args: Any) -> None:
+        give(*args)
+        given.append(args)
+        if len(given) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(local, publish, wrapped)
+
+
+def dies_after_group(step: str) -> None:
+    from saggar.storage.local import LocalStorage
+
+    dies_after(LocalStorage, step)
+
+
+def dies_after_records() -> None:
+    """Those of a group, in one round trip."""
+    from saggar.jobs.ledger.ledger import Runner
+
+    def commits(_: Runner, ops: Any) -> bool:
+        return any(op.script == "finish" for op in ops)
+
+    dies_after(Runner, "run_many", commits)
 
 
 def dies_after_submit() -> None:
@@ -132,6 +164,11 @@ HOW: dict[str, Callable[[], None]] = {
     "dies after put": dies_after_put,
     "dies after manifest": dies_after_manifest,
     "dies after commit": dies_after_commit,
+    "dies amid objects": lambda: dies_amid_a_group("_replace", 5),
+    "dies after objects": lambda: dies_after_group("put_group"),
+    "dies amid manifests": lambda: dies_amid_a_group("_link", 3),
+    "dies after manifests": lambda: dies_after_group("put_group_if_absent"),
+    "dies after records": dies_after_records,
     "dies after submit": dies_after_submit,
     "without heartbeat": without_heartbeat,
     "sends everything twice": sends_everything_twice,

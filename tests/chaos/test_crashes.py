@@ -40,6 +40,32 @@ def test_a_worker_killed_at_this_point_loses_nothing(s3_site: Site, how: str, at
     s3_site.nothing_is_left()
 
 
+@pytest.mark.parametrize(
+    ("how", "taken_over", "made_again"),
+    [
+        ("dies after start", False, True),
+        ("dies amid objects", False, True),
+        ("dies after objects", False, True),
+        ("dies amid manifests", True, True),
+        ("dies after manifests", True, None),  # it may have had others in hand
+        ("dies after records", None, None),
+    ],
+)
+def test_a_worker_killed_amid_a_group_of_small_outputs_loses_nothing(
+    site: Site, how: str, taken_over: bool | None, made_again: bool | None
+) -> None:
+    """Manifests that stand are taken over, and what has none is made again."""
+    ids = site.submit(12)
+    assert killed(site.sabotaged(how)), site.logs()[-3000:]
+    site.worker()
+    records = site.wait(ids)
+    results = [(record.attempt, record.result.attempt) for record in records]
+    assert taken_over in (None, any(made < last for last, made in results))
+    assert made_again in (None, any(made > 1 for _, made in results))
+    site.check(records)
+    site.nothing_is_left()
+
+
 def test_frozen_while_waiting_for_work_then_fed_then_killed(site: Site) -> None:
     worker = site.worker()
     site.serving(1)

@@ -98,7 +98,7 @@ def test_an_engine_whose_loop_failed_gives_the_job_back(bench: Bench, monkeypatc
 
 
 def test_an_error_of_ours_ends_the_job_instead_of_coming_back_for_ever(bench: Bench, monkeypatch) -> None:
-    monkeypatch.setattr("saggar.workers.publish.encode_image", lambda *_: 1 / 0)
+    monkeypatch.setattr("saggar.workers.publish.encode_media", lambda *_: 1 / 0)
     job = bench.queue()
     with pytest.raises(JobFailed, match="internal: ZeroDivisionError"):
         bench.service.run(job.id, "t1")
