@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 from saggar.workers.encode import Encoded, Parameters
 
 SIDECAR_VERSION = 1
@@ -58,5 +58,5 @@ def sidecar(
 
 
 def sidecar_bytes(content: Mapping[str, JsonValue]) -> bytes:
-    """UTF-8 JSON for people: indented, in the order given."""
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    """UTF-8 JSON for people: indented, in the order given. (json.dumps indents in Python, ten times as slowly.)"""
+    return to_json(content, indent=2) + b"\n"

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 LANE_PREFIX: Final = "gen."
@@ -23,9 +24,11 @@ KEY_HEADER: Final = "lane_key"
 ROWS_HEADER: Final = "lane_rows"
 SEPARATOR: Final = "\x1f"
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
 
+@lru_cache(maxsize=1024)
 def lane_name(model: str) -> str:
     """The lane of a model: "saggar/emoji" -> "gen.saggar--emoji". Different models never share a lane."""
     slug = re.sub(r"[^A-Za-z0-9._-]", "-", model.replace("/", "--"))
@@ -104,7 +107,7 @@ def celery_message(
     `headers` are added to the message's (parent_id, group, custom ones); `embed` are protocol 2's callbacks,
     errbacks, chain and chord, so that links go along.
     """
-    body = json.dumps([[job_id], {}, dict(embed or {})], separators=(",", ":"))
+    body = _compact([[job_id], {}, dict(embed or {})])
     payload = {"body": body, "headers": {"task": task, "id": job_id, **(headers or {})}}
     return LaneMessage(
         lane=lane,
@@ -114,7 +117,7 @@ def celery_message(
         batch_key=batch_key,
         rows=rows,
         eta_us=eta_us,
-        body=json.dumps(payload, separators=(",", ":")),
+        body=_compact(payload),
     )
 
 

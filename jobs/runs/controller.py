@@ -18,7 +18,7 @@ from saggar.jobs.errors import NotRetryable, QueueFull, SaggarError, UnknownJob
 from saggar.jobs.ledger.parse import Submitted
 from saggar.jobs.record import TERMINAL, JobRecord
 from saggar.jobs.runs.contract import Ended, Finisher, KeepAll, Plan, Verdict
-from saggar.jobs.runs.ends import Ends
+from saggar.jobs.runs.ends import Ends, News
 from saggar.jobs.runs.ledger import LeaseLost, Letter, RunLedger, Settled
 from saggar.jobs.runs.record import Run
 from saggar.jobs.schema import MAX_SEED, Job
@@ -31,6 +31,8 @@ T = TypeVar("T")
 CHUNK = 500
 """Rows queued, or ends taken in, between two looks at the run."""
 _LETTER: Mapping[str, Letter] = {"done": "d", "rejected": "r", "failed": "f"}
+FEW, LINGER_S = 100, 0.05
+"""After so few ends it is waited for more: each look costs as much whatever it finds."""
 LOOK_S = 10.0
 """Without news of the window its records are looked at: an event may have been trimmed away."""
 KEPT = 1_000
@@ -221,6 +223,10 @@ class Controller:
     def _take_in(self, wait_s: float) -> bool:
         assert self._ends is not None
         news = self._ends.read(wait_s)
+        if 0 < len(news.ids) < FEW and wait_s > 0:
+            time.sleep(LINGER_S)
+            more = self._ends.read(0.0)
+            news = News([*news.ids, *more.ids], news.gap or more.gap)
         ours = [job_id for job_id in dict.fromkeys(news.ids) if job_id in self._open]
         for part in chunks(ours, CHUNK):
             self._take_up(part)
