@@ -14,12 +14,14 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 from saggar.engine import Engine, EngineConfig
+from saggar.jobs.runs import RunSpec
 from saggar.jobs.schema import Job
 from saggar.storage.base import Storage, open_storage
 from saggar.storage.local import LocalStorage
 from saggar.storage.shards import ShardWriter
 from saggar.workers.cli import cli
 from saggar.workers.publish import Origin, Publisher
+from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.regenerate import compare, recorded, remake
 from saggar.workers.runs.samples import Recorded, recorded_of, sample_of
 from saggar.workers.runs.verify import verify
@@ -69,6 +71,15 @@ def pack(storage: Storage, kind: str) -> None:
         writer.finish()
 
 
+def plan(storage: Storage, name: str, rows: int) -> None:
+    """What a finished run keeps beside its output."""
+    folder = RunFolder(storage, name)
+    spec = RunSpec(name=name, target=storage.url, model="noop", digest="d1", planned=rows)
+    folder.write_plan(spec, (job(number).to_json() for number in range(rows)))
+    storage.put(f"_runs/{name}/report.html", b"<p>", content_type="text/html")
+    folder.succeed(json.dumps({"manifest": "d1", "planned": rows}).encode())
+
+
 @pytest.fixture(scope="module")
 def made(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six jobs of two pictures, packed in both formats, beside objects that are nobody's."""
@@ -79,7 +90,7 @@ def made(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack(storage, "webdataset")
     pack(storage, "parquet")
     storage.put("cats/report.html", b"<p>", content_type="text/html")
-    storage.put("_runs/cats/_SUCCESS", b"{}", content_type="application/json")
+    plan(storage, "cats", 5)
     return root
 
 
@@ -97,16 +108,43 @@ def test_what_is_whole_is_clean(store: LocalStorage) -> None:
     advanced: list[tuple[int, int]] = []
     report = verify(store, advance=lambda objects, size: advanced.append((objects, size)))
     assert report.clean and report.findings == []
-    assert (report.results, report.shards, report.rows, report.others) == (6, 6, 24, 2)
-    assert report.objects == 6 * 5 + 2 * (3 * 2 + 2)
+    assert (report.results, report.runs, report.shards, report.rows, report.others) == (6, 1, 6, 24, 1)
+    assert report.objects == 6 * 5 + 2 * (3 * 2 + 2) + 4
     assert sum(objects for objects, _ in advanced) == report.objects
     assert report.bytes == sum(size for _, size in advanced) > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "data", "kind", "why"),
+    [
+        ("manifest/00000.jsonl", b"{}\n", "wrong", "other bytes"),
+        ("manifest/00000.jsonl", None, "missing", "5 rows of the plan"),
+        ("run.json", None, "missing", "index"),
+        ("run.json", b"{", "wrong", "cannot be read"),
+        ("_SUCCESS", b"{}", "wrong", "KeyError"),
+        ("_SUCCESS", b'{"manifest": "d2", "planned": 5}', "wrong", "another plan"),
+        ("manifest/00001.jsonl", b"{}\n", "extra", "run.json does not name it"),
+    ],
+)
+def test_a_spoilt_plan_is_told(
+    store: LocalStorage, key: str, data: bytes | None, kind: str, why: str
+) -> None:
+    if data is None:
+        store.delete([f"_runs/cats/{key}"])
+    else:
+        store.put(f"_runs/cats/{key}", data, content_type="x")
+    (found,) = verify(store).findings
+    assert (found.key, found.kind) == (f"_runs/cats/{key}", kind)
+    assert why in found.why
 
 
 def test_a_deeper_root_is_clean_too(store: LocalStorage) -> None:
     for prefix, results, shards in (("cats", 6, 0), ("sets", 0, 6), ("sets/parquet", 0, 3)):
         report = verify(LocalStorage(store._root / prefix))
         assert (report.clean, report.results, report.shards) == (True, results, shards), prefix
+    shutil.copytree(store._root / "_runs", store._root / "deep" / "_runs")
+    report = verify(LocalStorage(store._root / "deep"))
+    assert (report.clean, report.runs, report.objects, report.others) == (True, 1, 4, 0)
 
 
 def key_of(storage: Storage, end: str) -> str:
@@ -270,7 +308,7 @@ def run(*arguments: str):
 def test_the_command_says_clean_and_exits_0(store: LocalStorage) -> None:
     result = run(str(store._root))
     assert result.exit_code == 0, result.output
-    assert "6 results, 6 shards with 24 rows, 46 objects" in result.stdout and "clean" in result.stdout
+    assert "6 results, 6 shards with 24 rows, 1 run, 50 objects" in result.stdout and "clean" in result.stdout
 
 
 def test_the_command_shows_a_table_and_exits_1(store: LocalStorage) -> None:

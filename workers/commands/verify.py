@@ -148,7 +148,8 @@ def _summary(report: Verified, remade: Sequence[Remade]) -> str:
     again = (
         f"; {sum(one.good for one in remade)} of {len(remade)} samples are the same again" if remade else ""
     )
+    plans = f"{report.runs} run{'s' * (report.runs > 1)}, " if report.runs else ""
     return (
-        f"{report.results} results, {report.shards} shards{rows}, {report.objects} objects, "
+        f"{report.results} results, {report.shards} shards{rows}, {plans}{report.objects} objects, "
         f"{report.bytes} bytes: {found or 'clean'}{again}"
     )

@@ -37,9 +37,10 @@ class Pick:
 
 @dataclass
 class Part:
-    """What one job's folder, or one set of shards, came to."""
+    """What one job's folder, one run's own, or one set of shards, came to."""
 
     results: int = 0
+    runs: int = 0
     shards: int = 0
     rows: int = 0
     objects: int = 0

@@ -1,8 +1,8 @@
 """Reading everything of a store again and holding it against its hashes: results by `result.json`, shards by index.
 
 What is compared: each object that a result names; each shard against its index, the rows that it holds too; the total
-index and `_SUCCESS` against the indexes. Objects in a job's folder or among shards that nobody names are extra. Other
-objects (reports, manifests of runs) are counted and left alone. Nothing is written.
+index and `_SUCCESS` against the indexes; each run's plan against its `run.json`. Objects in a job's or a run's folder
+or among shards that nobody names are extra. Other objects are counted and left alone. Nothing is written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from saggar.storage.keys import RESULT_NAME, parse_attempt
 from saggar.storage.results import ManifestFile, ManifestOutput, ResultManifest, read_result
 from saggar.workers.runs.findings import Finding, Part, Pick, check_bytes, rank, read
 from saggar.workers.runs.outputs import leads
+from saggar.workers.runs.verify_plan import check_run, run_of
 from saggar.workers.runs.verify_shards import check_set, closing_keys, set_of
 
 Advance = Callable[[int, int], None]
@@ -34,6 +35,7 @@ class Verified:
     """What was found. `objects` and `bytes` were read and compared; `others` were left alone."""
 
     results: int = 0
+    runs: int = 0
     shards: int = 0
     rows: int = 0
     objects: int = 0
@@ -52,7 +54,7 @@ class Verified:
         return {
             **{
                 name: getattr(self, name)
-                for name in ("results", "shards", "rows", "objects", "bytes", "others")
+                for name in ("results", "runs", "shards", "rows", "objects", "bytes", "others")
             },
             **{kind: counts[kind] for kind in ("missing", "wrong", "extra")},
             "clean": self.clean,
@@ -69,9 +71,10 @@ def verify(storage: Storage, *, picks: int = 0, advance: Advance = lambda object
     """
     report = Verified()
     sets: dict[str, list[ObjectInfo]] = {}
+    runs: dict[str, list[ObjectInfo]] = {}
     others: set[str] = set()
     with ThreadPoolExecutor(_THREADS, "saggar-verify") as pool:
-        jobs = _jobs(storage, sets, others)
+        jobs = _jobs(storage, sets, runs, others)
         while ahead := list(islice(jobs, _AHEAD)):
             for part in pool.map(lambda job: check_job(storage, *job), ahead):
                 _add(report, part, picks, advance)
@@ -79,6 +82,8 @@ def verify(storage: Storage, *, picks: int = 0, advance: Advance = lambda object
     for base, found in sorted(sets.items()):
         for part in check_set(storage, base, found):
             _add(report, part, picks, advance)
+    for base, found in sorted(runs.items()):
+        _add(report, check_run(storage, base, found), picks, advance)
     report.findings.sort()
     report.picks.sort()
     return report
@@ -123,7 +128,7 @@ def check_job(storage: Storage, base: str, found: Mapping[str, ObjectInfo]) -> P
 
 
 def _add(report: Verified, part: Part, picks: int, advance: Advance) -> None:
-    for name in ("results", "shards", "rows", "objects", "bytes"):
+    for name in ("results", "runs", "shards", "rows", "objects", "bytes"):
         setattr(report, name, getattr(report, name) + getattr(part, name))
     report.findings += part.findings
     report.picks = heapq.nsmallest(picks, [*report.picks, *part.picks])
@@ -131,26 +136,34 @@ def _add(report: Verified, part: Part, picks: int, advance: Advance) -> None:
 
 
 def _jobs(
-    storage: Storage, sets: dict[str, list[ObjectInfo]], others: set[str]
+    storage: Storage,
+    sets: dict[str, list[ObjectInfo]],
+    runs: dict[str, list[ObjectInfo]],
+    others: set[str],
 ) -> Iterator[tuple[str, dict[str, ObjectInfo]]]:
     """Jobs' folders with what lies in them, which a listing keeps together; what is of shards goes into `sets` by its
-    base, and what is nobody's into `others`.
+    base, what is a run's own into `runs`, and what is nobody's into `others`.
     """
     for (kind, base), infos in groupby(storage.list(""), key=lambda info: _owner(info.key)):
         if kind == "job":
             yield base, {info.key: info for info in infos}
         elif kind == "set":
             sets.setdefault(base, []).extend(infos)
+        elif kind == "run":
+            runs.setdefault(base, []).extend(infos)
         else:
             others.update(info.key for info in infos)
 
 
 def _owner(key: str) -> tuple[str, str]:
-    """Whose object it is: of a job (its folder), of a set of shards (its base), or of somebody else."""
+    """Whose object it is: of a job (its folder), of a set of shards (its base), of a run (its folder), or of somebody
+    else."""
     if (base := set_of(key)) is not None:
         return "set", base
     if (found := parse_attempt(key)) is not None:
         return "job", found.job_prefix
+    if (base := run_of(key)) is not None:
+        return "run", base
     folder, _, name = key.rpartition("/")
     return ("job", folder) if folder and name == RESULT_NAME else ("other", "")
 
