@@ -40,7 +40,8 @@ class Family(ABC, Generic[T, P, S]):
 
     name: ClassVar[str]
     Params: ClassVar[type[Any]]
-    tasks: ClassVar[tuple[str, ...]] = ("t2i",)
+    tasks: tuple[str, ...] = ("t2i",)
+    """A checkpoint may serve fewer than its class."""
     inputs: ClassVar[Mapping[str, Counts]] = {}
     """For each task that takes files: how many of each kind, at least and at most."""
     medium: ClassVar[Medium] = "image"

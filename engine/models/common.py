@@ -127,6 +127,11 @@ def _pieces(rows: Rows) -> Iterator[tuple[RequestState[torch.Tensor, Any, Any], 
         index += count
 
 
+def pack_extra(rows: Rows, name: str) -> torch.Tensor:
+    """The rows' own lines of an extra [outputs, ...], [rows, ...]."""
+    return join([row.state.extras[name][row.index : row.index + 1] for row in rows])
+
+
 def pack_timesteps(rows: Rows, like: torch.Tensor) -> torch.Tensor:
     """Each row's present timestep, [rows], on the device of `like`."""
     values = torch.stack([torch.as_tensor(row.state.timesteps[row.state.step_index]) for row in rows])

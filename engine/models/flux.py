@@ -1,4 +1,5 @@
-"""FLUX.1 (dev, schnell): two forms of guidance, one distilled into a number, one true with a negative prompt.
+"""FLUX.1 (dev, schnell): two forms of guidance, one distilled into a number, one true with a negative prompt. It also
+begins with pictures, and paints anew what a mask shows.
 
 Rows may differ in text, timestep and both guidances; they share height, width and the text's length,
 because the transformer takes one set of positions for all rows. The sampler's shift depends on the
@@ -8,13 +9,14 @@ resolution. Latents are packed: [outputs, tokens, channels × 4].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
-from saggar.engine.models.packed import PackedFamily
+from saggar.engine.models.from_image import FromImage, strength_of
+from saggar.engine.models.packed import CELL, PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import per_text
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FluxParams:
-    """Defaults as in FluxPipeline.__call__; height and width are the checkpoint's.
+    """Defaults as in each pipeline's __call__; height and width are the checkpoint's.
 
     `guidance_scale` is the distilled guidance, ignored by models without it; `true_cfg_scale` above 1
     together with a negative prompt costs a second forward.
@@ -36,9 +38,12 @@ class FluxParams:
     height: Annotated[int, Field(ge=1, le=8192)] = 1024
     width: Annotated[int, Field(ge=1, le=8192)] = 1024
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 28
-    guidance_scale: Annotated[float, Field(ge=0, le=100)] = 3.5
+    guidance_scale: Annotated[
+        float, Field(ge=0, le=100, json_schema_extra={"x-defaults": {"i2i": 7.0, "inpaint": 7.0}})
+    ] = 3.5
     true_cfg_scale: Annotated[float, Field(ge=0, le=100)] = 1.0
     max_sequence_length: Annotated[int, Field(ge=1, le=512)] = 512
+    strength: Annotated[float, strength_of("i2i", "inpaint")] = 0.6
 
 
 State = RequestState["torch.Tensor", FluxParams, Any]
@@ -46,12 +51,14 @@ Rows = Sequence[Row["torch.Tensor", FluxParams, Any]]
 
 
 @serves("FluxPipeline")
-class Flux(PackedFamily[FluxParams]):
+class Flux(FromImage[FluxParams], PackedFamily[FluxParams]):
     """See the module."""
 
     name = "flux"
     pipeline = "FluxPipeline"
     Params = FluxParams
+    tasks = ("t2i", "i2i", "inpaint")
+    pipelines: ClassVar = {"i2i": "FluxImg2ImgPipeline", "inpaint": "FluxInpaintPipeline"}
     tokenizer = "tokenizer_2"
     sequence_plan = SequencePlan(
         {
@@ -109,17 +116,20 @@ class Flux(PackedFamily[FluxParams]):
     def _first_latents(self, state: State) -> None:
         from saggar.engine.models import common
 
-        params, config = state.params, self._pipe.scheduler.config
-        text = state.conditioning["cond"]["text"]
-        state.latents, image_ids = self.draw_latents(state)
-        state.extras = {"text_ids": text.new_zeros(text.shape[1], 3), "image_ids": image_ids}
-        steps = params.num_inference_steps
-        sigmas = None if config.get("use_flow_sigmas") else np.linspace(1.0, 1 / steps, steps)
-        assert state.latents is not None
+        config, steps = self._pipe.scheduler.config, state.params.num_inference_steps
+        high, wide = self.cells(state.params)
+        begun = state.request.task in self.pipelines
+        flow = config.get("use_flow_sigmas") and not begun  # only the plain pipeline asks
         common.set_timesteps(
             state,
             self._pipe.scheduler,
             steps,
-            sigmas=sigmas,
-            mu=common.calculate_shift(state.latents.shape[1], config),
+            sigmas=None if flow else np.linspace(1.0, 1 / steps, steps),
+            mu=common.calculate_shift(high * wide, config),
         )
+        text = state.conditioning["cond"]["text"]
+        channels = self._pipe.transformer.config.in_channels // CELL**2
+        state.latents, *origin, image_ids = self.first_latents(state, channels, text.dtype)
+        if origin:
+            state.extras["noise"], state.extras["origin"] = origin
+        state.extras |= {"text_ids": text.new_zeros(text.shape[1], 3), "image_ids": image_ids}

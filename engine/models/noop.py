@@ -58,7 +58,7 @@ class Noop(Family[np.ndarray, NoopParams, None]):
 
     name = "noop"
     Params = NoopParams
-    tasks: ClassVar[tuple[str, ...]] = ("t2i", "i2i", "layers")
+    tasks: tuple[str, ...] = ("t2i", "i2i", "layers")
     inputs: ClassVar[Mapping[str, Counts]] = {
         "i2i": {"image": (1, 4), "mask": (0, 1)},
         "layers": {"image": (1, 1)},

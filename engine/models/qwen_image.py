@@ -3,7 +3,8 @@
 Rows may differ in text (of any length: the forward is padded to the longest, under a mask), text limit, timestep and
 guidance. They share height and width: the transformer takes the positions of all rows from the first, so that another
 aspect ratio of as many tokens would go wrong in silence. The sampler's shift depends on the resolution. Latents are
-packed: [outputs, tokens, channels × 4]. Edits and layers are other pipelines; this module knows nothing of them.
+packed: [outputs, tokens, channels × 4]. Edits and layers are other pipelines; this module knows nothing of them. It
+also begins with pictures.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import LoadError
-from saggar.engine.models.packed import PackedFamily
+from saggar.engine.models.from_image import FromImage, strength_of
+from saggar.engine.models.packed import CELL, PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.parallel.plans import SequencePlan
@@ -32,7 +34,7 @@ LONGEST_TEXT = 1024
 
 @dataclass(frozen=True)
 class QwenImageParams:
-    """Defaults as in QwenImagePipeline.__call__; height and width are the checkpoint's.
+    """Defaults as in each pipeline's __call__; height and width are the checkpoint's.
 
     `true_cfg_scale` above 1 together with a negative prompt costs a second forward. The pipeline's `guidance_scale`
     is for distilled models, which its transformer does not run.
@@ -43,6 +45,7 @@ class QwenImageParams:
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 50
     true_cfg_scale: Annotated[float, Field(ge=0, le=100)] = 4.0
     max_sequence_length: Annotated[int, Field(ge=1, le=LONGEST_TEXT)] = 512
+    strength: Annotated[float, strength_of("i2i")] = 0.6
 
 
 State = RequestState["torch.Tensor", QwenImageParams, Any]
@@ -50,12 +53,14 @@ Rows = Sequence[Row["torch.Tensor", QwenImageParams, Any]]
 
 
 @serves("QwenImagePipeline")
-class QwenImage(PackedFamily[QwenImageParams]):
+class QwenImage(FromImage[QwenImageParams], PackedFamily[QwenImageParams]):
     """See the module."""
 
     name = "qwen-image"
     pipeline = "QwenImagePipeline"
     Params = QwenImageParams
+    tasks = ("t2i", "i2i")
+    pipelines: ClassVar = {"i2i": "QwenImageImg2ImgPipeline"}
     sequence_plan = SequencePlan({"transformer_blocks.*.attn": ("text", "image")}, theirs=True)
     masks: ClassVar = {"joint": "keys"}
     batch_fields = ("height", "width")
@@ -124,15 +129,16 @@ class QwenImage(PackedFamily[QwenImageParams]):
         from saggar.engine.models import common
 
         steps = state.params.num_inference_steps
-        state.latents = self.draw_latents(state)
-        assert state.latents is not None
+        high, wide = self.cells(state.params)
         common.set_timesteps(
             state,
             self._pipe.scheduler,
             steps,
             sigmas=np.linspace(1.0, 1 / steps, steps),
-            mu=common.calculate_shift(state.latents.shape[1], self._pipe.scheduler.config),
+            mu=common.calculate_shift(high * wide, self._pipe.scheduler.config),
         )
+        channels = self._pipe.transformer.config.in_channels // CELL**2
+        state.latents = self.first_latents(state, channels, state.conditioning["cond"]["text"].dtype)
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         """Each channel has its own scale."""

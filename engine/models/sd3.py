@@ -8,14 +8,15 @@ Latents have shape [outputs, channels, h, w].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
+from saggar.engine.models.torch_family import per_text, text_length, vae_factor
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SD3Params:
-    """Defaults as in StableDiffusion3Pipeline.__call__; height and width are the checkpoint's."""
+    """Defaults as in each pipeline's __call__; height and width are the checkpoint's."""
 
     height: Annotated[int, Field(ge=1, le=8192)] = 1024
     width: Annotated[int, Field(ge=1, le=8192)] = 1024
-    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 28
+    num_inference_steps: Annotated[
+        int, Field(ge=1, le=1000, json_schema_extra={"x-defaults": {"i2i": 50}})
+    ] = 28
     guidance_scale: Annotated[float, Field(ge=0, le=100)] = 7.0
     max_sequence_length: Annotated[int, Field(ge=1, le=512)] = 256
+    strength: Annotated[float, strength_of("i2i")] = 0.6
 
 
 State = RequestState["torch.Tensor", SD3Params, Any]
@@ -40,12 +44,14 @@ Rows = Sequence[Row["torch.Tensor", SD3Params, Any]]
 
 
 @serves("StableDiffusion3Pipeline")
-class SD3(TorchFamily[SD3Params]):
+class SD3(FromImage[SD3Params]):
     """See the module."""
 
     name = "sd3"
     pipeline = "StableDiffusion3Pipeline"
     Params = SD3Params
+    tasks = ("t2i", "i2i")
+    pipelines: ClassVar = {"i2i": "StableDiffusion3Img2ImgPipeline"}
     sequence_plan = SequencePlan(
         {"transformer_blocks.*.attn": ("image", "text"), "transformer_blocks.*.attn2": ("image",)},
         splits={
@@ -124,23 +130,13 @@ class SD3(TorchFamily[SD3Params]):
     def _first_latents(self, state: State, dtype: torch.dtype) -> None:
         from saggar.engine.models import common
 
-        params, config = state.params, self._pipe.transformer.config
-        state.generators = common.generators(state.request)
-        state.latents = self._pipe.prepare_latents(
-            state.request.num_outputs,
-            config.in_channels,
-            params.height,
-            params.width,
-            dtype,
-            self._placement.device,
-            state.generators,
-        )
-        shift = {}
+        params, config, shift = state.params, self._pipe.transformer.config, {}
         if self._pipe.scheduler.config.get("use_dynamic_shifting"):
             cell = self._pipe.vae_scale_factor * config.patch_size
             tokens = (params.height // cell) * (params.width // cell)
             shift = {"mu": common.calculate_shift(tokens, self._pipe.scheduler.config, top=1.16)}
         common.set_timesteps(state, self._pipe.scheduler, params.num_inference_steps, **shift)
+        state.latents = self.first_latents(state, config.in_channels, dtype)
 
     def _factor(self) -> int:
         return vae_factor(self.checkpoint.config("vae"))

@@ -3,21 +3,24 @@
 Rows may differ in text, timestep, guidance and its rescaling, sizes and crop, skipped layers of the text encoders and
 eta; they share height and width. Without a negative prompt the second branch gets zeros, if the checkpoint says so.
 Each request has its own sampler, which scales the first noise and the input of each step. Latents have shape [outputs,
-channels, h, w]. It does not know images as prompts, the refiner, or a second prompt for the second encoder.
+channels, h, w]. What a mask shows is painted anew, by a UNet for pictures of prompts, or one made for it that is given
+the mask and the rest of the picture in each step, and serves that task alone. It does not know images as prompts, the
+refiner, or a second prompt for the second encoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, per_text, vae_factor
+from saggar.engine.models.torch_family import per_text, vae_factor
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -33,45 +36,56 @@ LARGEST_LATENT = 512
 GRID = 8
 """The pipeline takes no finer sizes, whatever the VAE."""
 ZEROS = "zeros"
+PAINTER = 9
+"""Channels of a UNet made for painting: latents, a mask, latents of the rest of the picture."""
 
 
 @dataclass(frozen=True)
 class SDXLParams:
-    """Defaults as in StableDiffusionXLPipeline.__call__; height and width are the checkpoint's.
+    """Defaults as in each pipeline's __call__; height and width are the checkpoint's.
 
-    A size that is null is the picture's own; the negative ones count only where both are given.
+    A size that is null is the picture's own; the negative ones count only where both are given, and each for itself in
+    inpaint.
     """
 
     height: Annotated[int, Field(ge=1, le=8192)] = 1024
     width: Annotated[int, Field(ge=1, le=8192)] = 1024
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] = 50
-    guidance_scale: Annotated[float, Field(ge=0, le=100)] = 5.0
+    guidance_scale: Annotated[
+        float, Field(ge=0, le=100, json_schema_extra={"x-defaults": {"inpaint": 7.5}})
+    ] = 5.0
     guidance_rescale: Annotated[float, Field(ge=0, le=1)] = 0.0
     eta: Annotated[float, Field(ge=0, le=1)] = 0.0
     original_size: Pair | None = None
     crops_coords_top_left: Pair = (0, 0)
     target_size: Pair | None = None
     negative_original_size: Pair | None = None
-    negative_crops_coords_top_left: Pair = (0, 0)
+    negative_crops_coords_top_left: Annotated[Pair, Field(json_schema_extra={"x-tasks": ["t2i"]})] = (0, 0)
     negative_target_size: Pair | None = None
     clip_skip: Annotated[int, Field(ge=0)] | None = None
+    strength: Annotated[float, strength_of("inpaint")] = 0.9999
 
 
 State = RequestState["torch.Tensor", SDXLParams, Any]
 Rows = Sequence[Row["torch.Tensor", SDXLParams, Any]]
 
 
-@serves("StableDiffusionXLPipeline")
-class SDXL(TorchFamily[SDXLParams]):
+@serves("StableDiffusionXLPipeline", "StableDiffusionXLInpaintPipeline")
+class SDXL(FromImage[SDXLParams]):
     """See the module."""
 
     name = "sdxl"
     pipeline = "StableDiffusionXLPipeline"
     Params = SDXLParams
+    tasks: tuple[str, ...] = ("t2i", "inpaint")
+    pipelines: ClassVar = {"inpaint": "StableDiffusionXLInpaintPipeline"}
     batch_fields = ("height", "width")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
+        self._painter = checkpoint.config("unet").get("in_channels") == PAINTER
+        if self._painter:
+            self.tasks = ("inpaint",)
         # A distilled UNet takes the guidance as an embedding and needs no second forward.
         self._embedded = checkpoint.config("unet").get("time_cond_proj_dim") is not None
 
@@ -102,9 +116,16 @@ class SDXL(TorchFamily[SDXLParams]):
     def load(self, placement: Placement) -> None:
         """Its VAE overflows in float16 where it says so, and is then kept in float32."""
         super().load(placement)
+        self._upcast()
+
+    def _upcast(self) -> None:
         vae = self._pipe.vae
         if vae.config.force_upcast and str(vae.dtype) == "torch.float16":
             vae.float()
+
+    def steps_of(self, params: SDXLParams) -> int:
+        """Rounded down."""
+        return min(int(params.num_inference_steps * params.strength), params.num_inference_steps)
 
     def prepare_encode(self, states: Sequence[State]) -> None:
         """Two encoders for all texts at once; sizes, sampler and noise for each request."""
@@ -118,11 +139,13 @@ class SDXL(TorchFamily[SDXLParams]):
 
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """Noise, or whatever the sampler wants predicted, [rows, channels, h, w]."""
+        import torch
         from saggar.engine.models import common
 
         latents = common.pack_scaled_latents(rows)
+        given = [common.pack_extra(rows, name) for name in ("mask", "unmasked")] if self._painter else []
         noise: torch.Tensor = self._pipe.unet(
-            latents,
+            torch.cat([latents, *given], dim=1),
             common.pack_timesteps(rows, latents),
             encoder_hidden_states=common.pack(rows, branch, "text"),
             timestep_cond=self._guidance_embedding(rows, latents) if self._embedded else None,
@@ -152,6 +175,7 @@ class SDXL(TorchFamily[SDXLParams]):
         from saggar.engine.models import common
 
         common.step(state, noise, eta=state.params.eta)
+        self.blend(state)
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:
         """By mean and standard deviation of each channel where the VAE has them."""
@@ -194,14 +218,30 @@ class SDXL(TorchFamily[SDXLParams]):
         from saggar.engine.models import common
 
         params, text = state.params, state.conditioning["cond"]["text"]
-        for branch, sizes in _sizes(params).items():
+        for branch, sizes in _sizes(params, state.request.task).items():
             if branch in state.conditioning:
                 encoded = state.conditioning[branch]
                 state.conditioning[branch] = {**encoded, "sizes": text.new_tensor([sizes])}
         common.set_timesteps(state, self._pipe.scheduler, params.num_inference_steps)
+        if state.request.task == "inpaint":
+            self._begin(state, text.dtype)
+            return
         factor = self._pipe.vae_scale_factor
         size = params.height // factor, params.width // factor
         state.latents = common.first_noise(state, self._pipe.unet.config.in_channels, *size, like=text)
+
+    def _begin(self, state: State, dtype: torch.dtype) -> None:
+        state.latents, state.extras["noise"], *origin = self.begin(
+            state,
+            self._pipe.vae.config.latent_channels,
+            dtype,
+            is_strength_max=state.params.strength == 1.0,
+            return_noise=True,
+            return_image_latents=not self._painter,
+        )
+        if origin:
+            (state.extras["origin"],) = origin
+        self._upcast()  # encoding has undone it
 
     def _guidance_embedding(self, rows: Rows, like: torch.Tensor) -> torch.Tensor:
         from saggar.engine.models import common
@@ -212,11 +252,14 @@ class SDXL(TorchFamily[SDXLParams]):
         return embedding.to(like)
 
 
-def _sizes(params: SDXLParams) -> dict[str, tuple[int, ...]]:
+def _sizes(params: SDXLParams, task: str) -> dict[str, tuple[int, ...]]:
     """For each branch the original size, the crop's corner and the target size."""
     own = (params.height, params.width)
-    cond = (params.original_size or own) + params.crops_coords_top_left + (params.target_size or own)
+    corner, size, shown = params.crops_coords_top_left, params.original_size or own, params.target_size or own
+    cond = size + corner + shown
     original, target = params.negative_original_size, params.negative_target_size
+    if task == "inpaint":  # its pipeline has another rule
+        return {"cond": cond, "uncond": (original or size) + corner + (target or shown)}
     if original is None or target is None:
         return {"cond": cond, "uncond": cond}
     return {"cond": cond, "uncond": original + params.negative_crops_coords_top_left + target}

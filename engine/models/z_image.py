@@ -2,7 +2,8 @@
 
 Rows may differ in all: size, text of any length, text limit, timestep, guidance. The transformer takes lists and pads
 each forward to its longest row, so a batch of unlike sizes costs as much as one of the largest size. Latents have shape
-[outputs, channels, h, w] in float32 whatever the model's dtype. This module knows nothing of the omni form.
+[outputs, channels, h, w] in float32 whatever the model's dtype. It also begins with pictures, which are brought to the
+request's size (the pipeline takes none of another). This module knows nothing of the omni form.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, vae_factor
+from saggar.engine.models.torch_family import vae_factor
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
@@ -31,7 +33,7 @@ MULTIPLE = 32
 
 @dataclass(frozen=True)
 class ZImageParams:
-    """Defaults as in ZImagePipeline.__call__; height and width are the checkpoint's.
+    """Defaults as in each pipeline's __call__; height and width are the checkpoint's.
 
     `cfg_truncation` ends guidance after that share of the time, above 1 never. `cfg_normalization` keeps a guided
     prediction from being longer than the unguided.
@@ -44,6 +46,7 @@ class ZImageParams:
     cfg_normalization: bool = False
     cfg_truncation: Annotated[float, Field(ge=0, le=100)] = 1.0
     max_sequence_length: Annotated[int, Field(ge=1, le=8192)] = 512
+    strength: Annotated[float, strength_of("i2i")] = 0.6
 
 
 State = RequestState["torch.Tensor", ZImageParams, Any]
@@ -51,12 +54,14 @@ Rows = Sequence[Row["torch.Tensor", ZImageParams, Any]]
 
 
 @serves("ZImagePipeline")
-class ZImage(TorchFamily[ZImageParams]):
+class ZImage(FromImage[ZImageParams]):
     """See the module."""
 
     name = "z-image"
     pipeline = "ZImagePipeline"
     Params = ZImageParams
+    tasks = ("t2i", "i2i")
+    pipelines: ClassVar = {"i2i": "ZImageImg2ImgPipeline"}
     sequence_plan = SequencePlan(
         {
             "layers.*.attention": ("both",),
@@ -162,16 +167,6 @@ class ZImage(TorchFamily[ZImageParams]):
         from saggar.engine.models import common
 
         params, steps = state.params, state.params.num_inference_steps
-        state.generators = common.generators(state.request)
-        state.latents = self._pipe.prepare_latents(
-            state.request.num_outputs,
-            self._pipe.transformer.config.in_channels,
-            params.height,
-            params.width,
-            torch.float32,
-            self._placement.device,
-            state.generators,
-        )
         cell = PATCH * self._pipe.vae_scale_factor
         tokens = (params.height // cell) * (params.width // cell)
         common.set_timesteps(
@@ -181,6 +176,10 @@ class ZImage(TorchFamily[ZImageParams]):
             sigmas=np.linspace(1.0, 1 / steps, steps),
             mu=common.calculate_shift(tokens, self._pipe.scheduler.config),
         )
+        begun = state.request.task in self.pipelines
+        dtype = state.conditioning["cond"]["text"].dtype if begun else torch.float32
+        latents = self.first_latents(state, self._pipe.transformer.config.in_channels, dtype)
+        state.latents = latents.to(torch.float32)
 
     def images(self, state: State) -> torch.Tensor:
         """In the VAE's dtype."""

@@ -9,7 +9,16 @@ from typing import Any
 from saggar.engine import Request
 from saggar.engine.media import Media
 
-from tests.engine.media_made import Given, Shapes, as_pil, as_waves, made, pictures_of, sounds_of
+from tests.engine.media_made import (
+    Given,
+    Shapes,
+    as_pil,
+    as_pil_of_its_size,
+    as_waves,
+    made,
+    pictures_of,
+    sounds_of,
+)
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"height": 60}, "params.height"),
@@ -26,7 +35,8 @@ class Case:
     """`name` is the tiny model's unless `model` is; `class_name` is the plain pipeline's.
 
     task: that of its requests. inputs: the shapes of what they are given, made of their seeds. others: further sets of
-    inputs, such as another size or number, compared each for itself. given: what the plain pipeline is called with for
+    inputs, such as another size or number, compared each for itself; resized: they share a key, for all are brought
+    to one size. given: what the plain pipeline is called with for
     them. made: the media of one output, from what that call returns.
     brief: CI compares the main things alone, for another case of this code is compared in all.
     guided: parameters that ask for classifier-free guidance. scale: the parameter that is its strength.
@@ -52,6 +62,7 @@ class Case:
     task: str = "t2i"
     inputs: Shapes = field(default_factory=dict)
     others: tuple[Shapes, ...] = ()
+    resized: bool = False
     given: Given = as_pil
     made: Callable[[Any], list[Media]] = pictures_of
     brief: bool = False
@@ -167,6 +178,52 @@ SANA = Case(
     stochastic={"algorithm_type": "sde-dpmsolver++"},
 )
 FLUX = Case("flux", "FluxPipeline", scale="true_cfg_scale", strength=3.5, empty_is_none=False)
+SD3 = Case("sd3", "StableDiffusion3Pipeline")
+QWEN_IMAGE = Case(
+    "qwen-image",
+    "QwenImagePipeline",
+    scale="true_cfg_scale",
+    other_scale="true_cfg_scale",
+    empty_is_none=False,
+    unlike={"true_cfg_scale": 1.0, "max_sequence_length": 4},
+)
+Z_IMAGE = Case(
+    "z-image",
+    "ZImagePipeline",
+    mixed_sizes=True,
+    unlike={
+        "height": 32,
+        "width": 72,
+        "guidance_scale": 3.0,
+        "cfg_truncation": 0.5,
+        "cfg_normalization": True,
+    },
+    options=({"cfg_truncation": 0.3}, {"cfg_normalization": True}),
+)
+
+
+def begun(case: Case, class_name: str, task: str = "i2i", **fields: Any) -> Case:
+    """The case's model, beginning with a picture."""
+    usual: dict[str, Any] = {
+        "name": f"{case.name}-{task}",
+        "class_name": class_name,
+        "model": case.name,
+        "task": task,
+        "inputs": {"image": ((64, 64),)},
+        "others": ({"image": ((48, 80),)}, {"image": ((30, 33, 4),)}),
+        "resized": True,
+        "brief": True,
+        "unlike": {**case.unlike, "strength": 0.3},
+        "options": ({"strength": 1.0}, {"strength": 0.2}),
+    }
+    return replace(case, **(usual | fields))
+
+
+MASKED: dict[str, Any] = {
+    "task": "inpaint",
+    "inputs": {"image": ((48, 80),), "mask": ((80, 48),)},
+    "others": ({"image": ((64, 64),), "mask": ((64, 64),)},),
+}
 KLEIN = Case("flux2-klein", "Flux2KleinPipeline", negative=False)
 STABLE_AUDIO = Case(
     "stable-audio",
@@ -195,35 +252,36 @@ STABLE_AUDIO = Case(
         ({"height": 64}, "params.height"),
     ),
 )
+SDXL_INPAINT = begun(
+    SDXL,
+    "StableDiffusionXLInpaintPipeline",
+    **MASKED,
+    unlike={"guidance_scale": 1.0, "eta": 0.5, "strength": 0.7},
+    options=(
+        {"strength": 1.0},
+        {"strength": 0.3},
+        {"guidance_rescale": 0.7},
+        {"negative_original_size": [16, 24], "crops_coords_top_left": [3, 5]},
+        {"negative_target_size": [8, 9]},
+    ),
+)
 CASES = [
     FLUX,
-    Case("sd3", "StableDiffusion3Pipeline"),
+    SD3,
     SDXL,
     PIXART,
     SANA,
-    Case(
-        "qwen-image",
-        "QwenImagePipeline",
-        scale="true_cfg_scale",
-        other_scale="true_cfg_scale",
-        empty_is_none=False,
-        unlike={"true_cfg_scale": 1.0, "max_sequence_length": 4},
-    ),
-    Case(
-        "z-image",
-        "ZImagePipeline",
-        mixed_sizes=True,
-        unlike={
-            "height": 32,
-            "width": 72,
-            "guidance_scale": 3.0,
-            "cfg_truncation": 0.5,
-            "cfg_normalization": True,
-        },
-        options=({"cfg_truncation": 0.3}, {"cfg_normalization": True}),
-    ),
+    QWEN_IMAGE,
+    Z_IMAGE,
     Case("flux2", "Flux2Pipeline", negative=False),
     KLEIN,
+    begun(FLUX, "FluxImg2ImgPipeline"),
+    begun(FLUX, "FluxInpaintPipeline", **MASKED),
+    SDXL_INPAINT,
+    replace(SDXL_INPAINT, name="sdxl-painter", model=""),
+    begun(SD3, "StableDiffusion3Img2ImgPipeline"),
+    begun(QWEN_IMAGE, "QwenImageImg2ImgPipeline"),
+    begun(Z_IMAGE, "ZImageImg2ImgPipeline", given=as_pil_of_its_size),
     STABLE_AUDIO,
     replace(
         STABLE_AUDIO,

@@ -8,15 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from PIL import Image
+from saggar.engine import Request
 from saggar.engine.media import Clip, Kind, Media, Sound
 
 Shape: TypeAlias = tuple[int, ...]
 """Of an input: a picture's (H, W), or (H, W, 4) with alpha; a mask's (H, W); a sound's (samples, channels); a clip's
 (frames, H, W)."""
 Shapes: TypeAlias = Mapping[Kind, Sequence[Shape]]
-Inputs: TypeAlias = Mapping[str, Sequence[Media]]
-Given: TypeAlias = Callable[[Inputs], dict[str, Any]]
-"""What of a request's inputs a plain pipeline is called with."""
+Given: TypeAlias = Callable[[Request], dict[str, Any]]
+"""What a plain pipeline is called with for a request's inputs."""
 RATE = 16_000
 FPS = 8.0
 
@@ -59,23 +59,30 @@ def _mask(shape: Shape, draw: np.random.Generator) -> np.ndarray:
     return mask
 
 
-def as_pil(inputs: Inputs) -> dict[str, Any]:
-    """Pictures as `image`, a list where there are several; a mask as `mask_image`."""
-    pictures = [Image.fromarray(_array(one)) for one in inputs.get("image", ())]
-    masks = [Image.fromarray(_array(one)) for one in inputs.get("mask", ())]
+def as_pil(request: Request) -> dict[str, Any]:
+    """Pictures as `image`, without alpha, a list where there are several; a mask as `mask_image`."""
+    pictures = [Image.fromarray(_array(one)).convert("RGB") for one in request.inputs.get("image", ())]
+    masks = [Image.fromarray(_array(one)) for one in request.inputs.get("mask", ())]
     given: dict[str, Any] = {}
     if pictures:
         given["image"] = pictures if len(pictures) > 1 else pictures[0]
     return {**given, "mask_image": masks[0]} if masks else given
 
 
-def as_waves(inputs: Inputs) -> dict[str, Any]:
+def as_waves(request: Request) -> dict[str, Any]:
     """A sound as tensors of Stable Audio's names."""
-    sounds = [one for one in inputs.get("audio", ()) if isinstance(one, Sound)]
+    sounds = [one for one in request.inputs.get("audio", ()) if isinstance(one, Sound)]
     if not sounds:
         return {}
     wave = torch.from_numpy(sounds[0].samples.T[None])
     return {"initial_audio_waveforms": wave, "initial_audio_sampling_rate": sounds[0].rate}
+
+
+def as_pil_of_its_size(request: Request) -> dict[str, Any]:
+    """The picture in the request's size, as a pipeline would resize it that did."""
+    height, width = (int(str(request.params.get(side, 64))) for side in ("height", "width"))
+    picture = Image.fromarray(_array(request.inputs["image"][0])).convert("RGB")
+    return {"image": picture.resize((width, height), Image.Resampling.LANCZOS)}
 
 
 def pictures_of(result: Any) -> list[Media]:

@@ -8,9 +8,12 @@ from typing import Any
 from saggar.engine.models.tiny.parts import SIZE, clip, clip_tokenizer, save, vae
 
 
-def build(folder: Path, seed: int, autoencoder: Any = None, **unet: Any) -> None:
-    """Write it into `folder`, or one with another VAE or other words in the UNet's configuration."""
-    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
+def build(
+    folder: Path, seed: int, autoencoder: Any = None, kind: str = "StableDiffusionXLPipeline", **unet: Any
+) -> None:
+    """Write it into `folder`, or one of another pipeline, with another VAE or other words for the UNet."""
+    import diffusers
+    from diffusers import EulerDiscreteScheduler, UNet2DConditionModel
 
     config = {
         "sample_size": SIZE // 4,
@@ -39,4 +42,4 @@ def build(folder: Path, seed: int, autoencoder: Any = None, **unet: Any) -> None
         "tokenizer_2": clip_tokenizer(),
         "unet": UNet2DConditionModel(**(config | unet)),
     }  # fmt: skip
-    save(StableDiffusionXLPipeline, parts, folder, seed, text=None, add_watermarker=False)
+    save(getattr(diffusers, kind), parts, folder, seed, text=None, add_watermarker=False)
