@@ -1,7 +1,7 @@
 """A transformer's step over several ranks, random weights: ours by Ulysses, Ring and CFG, beside plain diffusers on one
 rank and diffusers' own context parallel, in the same run.
 
-python -m benchmarks.parallel [--model flux wan] [--ranks 2] [--device cpu|cuda] [--compile] [--repeats 8]
+python -m benchmarks.parallel [--model flux wan] [--ranks 2] [--device cpu|cuda] [--compile] [--graphs]
 
 On a CPU the models are tiny and speak over gloo; on GPUs they have their full size, in bfloat16, over NCCL.
 """
@@ -39,13 +39,14 @@ THEIR_KERNELS = {"torch_sdpa": "native", "cudnn": "_native_cudnn", "sage": "sage
 
 @dataclass(frozen=True)
 class Way:
-    """One line of the table. `ours`: by our plans, else by diffusers' own. `overlap`: the compiler may let what is sent
-    travel while the block computes.
+    """One line of the table. `ours`: by our plans, else by diffusers' own. `graphs`: recorded as CUDA graphs.
+    `overlap`: the compiler may let what is sent travel while the block computes.
     """
 
     name: str
     degrees: Degrees
     ours: bool
+    graphs: bool = False
     overlap: bool = False
 
 
@@ -143,7 +144,7 @@ def main() -> None:
     for model in options.model:
         job = Job(
             model,
-            ways(ranks, options.compile),
+            ways(ranks, options.compile, options.graphs),
             options.device,
             options.compile,
             options.kernel,
@@ -164,21 +165,28 @@ def main() -> None:
         print(table(title, ("how", "ms", "ratio to plain on one rank"), lines), flush=True)
 
 
-def ways(ranks: int, compiled: bool) -> tuple[Way, ...]:
-    """The table's lines."""
-    plain = (
+def ways(ranks: int, compiled: bool, graphs: bool) -> tuple[Way, ...]:
+    """The table's lines; with `graphs` ours again as CUDA graphs."""
+    ulysses, ring, cfg = Degrees(ulysses=ranks), Degrees(ring=ranks), Degrees(cfg=ranks)
+    plain = [
         Way("plain diffusers, 1 rank", Degrees(), False),
         Way("ours, 1 rank", Degrees(), True),
-        Way(f"diffusers, Ulysses {ranks}", Degrees(ulysses=ranks), False),
-        Way(f"ours, Ulysses {ranks}", Degrees(ulysses=ranks), True),
-        Way(f"diffusers, Ring {ranks}", Degrees(ring=ranks), False),
-        Way(f"ours, Ring {ranks}", Degrees(ring=ranks), True),
-        Way(f"ours, CFG {ranks}: {ranks} branches", Degrees(cfg=ranks), True),
-    )
-    overlapping = Way(
-        f"ours, Ulysses {ranks}, overlapped by the compiler", Degrees(ulysses=ranks), True, True
-    )
-    return (*plain, overlapping) if compiled else plain
+        Way(f"diffusers, Ulysses {ranks}", ulysses, False),
+        Way(f"ours, Ulysses {ranks}", ulysses, True),
+        Way(f"diffusers, Ring {ranks}", ring, False),
+        Way(f"ours, Ring {ranks}", ring, True),
+        Way(f"ours, CFG {ranks}: {ranks} branches", cfg, True),
+    ]
+    if graphs:
+        plain += [
+            Way("ours, 1 rank, CUDA graphs", Degrees(), True, True),
+            Way(f"ours, Ulysses {ranks}, CUDA graphs", ulysses, True, True),
+            Way(f"ours, Ring {ranks}, CUDA graphs", ring, True, True),
+        ]
+    if compiled:
+        name = f"ours, Ulysses {ranks}, {'CUDA graphs, ' if graphs else ''}reordered by the compiler"
+        plain.append(Way(name, ulysses, True, graphs, True))
+    return tuple(plain)
 
 
 def world(job: Job) -> list[float | str]:
@@ -238,6 +246,8 @@ def measured(job: Job, way: Way, number: int, device: torch.device, dtype: torch
     torch._inductor.config.reorder_for_compute_comm_overlap = way.overlap
     if job.compiled:
         model.compile_repeated_blocks()  # type: ignore[operator]
+    if way.graphs:
+        place(EngineConfig(model="any", device=job.device), slot=number)[1].record(model)
     spread = OverRanks(mesh.cfg, device) if mesh.cfg.size > 1 else None
 
     def step() -> None:

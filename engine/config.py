@@ -106,6 +106,8 @@ class EngineConfig:
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     ulysses, ring: ranks that share each sequence, by heads and by chunks of keys; the product of both shares it.
     attention: the kernel of each role, of a category (`self`, `cross`) or `default`; the rest is the platform's.
+    compile: compile the denoiser's repeated blocks, each at its first forward of a shape.
+    cuda_graphs: record a denoiser's forward for each kind of inputs and play it again; on GPUs alone.
     cfg: ranks that share the branches of guidance, or the rows where there are none.
     ranks: processes that carry out each batch together, `multiproc` only; 0: as many as the degrees make. Without
     any degree all ranks do the same, which is for families without torch.
@@ -135,6 +137,8 @@ class EngineConfig:
     prompt_cache_mb: int = 256
     worker_extension: str | None = None
     attention: Mapping[str, Choice | str] = field(default_factory=dict)
+    compile: bool = False
+    cuda_graphs: bool = False
     ulysses: int = 1
     ring: int = 1
     cfg: int = 1

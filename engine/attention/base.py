@@ -204,5 +204,18 @@ def by_torch(
     return out.transpose(1, 2)
 
 
+def cudnn_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cuDNN's attention on [B, S, H, D] with its log-sum-exp, by torch's operator underneath: some versions give it a
+    last dimension of 1.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    bias = None if mask is None else added(mask, q).expand(q.shape[0], q.shape[1], q.shape[2], -1)
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, scale=scale)
+    lse = found[1].squeeze(-1) if found[1].ndim == 4 else found[1]
+    return found[0].transpose(1, 2), lse.float()
+
+
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from saggar.engine.attention.base import Backend, mask_of
 from saggar.engine.attention.parallel.ring import ring_attention
-from saggar.engine.attention.parallel.ulysses import to_heads, to_sequence
+from saggar.engine.attention.parallel.ulysses import to_heads, to_sequence, ulysses_attention
 from saggar.engine.errors import Unsupported
 from saggar.engine.parallel.mesh import Axis, Mesh, share, shares
 
@@ -104,13 +104,13 @@ def _over_ranks(
     mask = None if mask is None else _of_all(mask, lengths, mesh.sp)
     chunks = [lengths[i * ulysses.size : (i + 1) * ulysses.size] for i in range(ring.size)]
     own = chunks[ring.index]
+    if ulysses.size > 1 and mask is not None and mask.shape[1] > 1:
+        mask = mask[:, share(heads, ulysses)]
+    if ring.size == 1:
+        return ulysses_attention(site.backend, (q, k, v), own, ulysses, mask, scale)
     if ulysses.size > 1:
         q, k, v = to_heads((q, k, v), own, ulysses)
-        mask = mask if mask is None or mask.shape[1] == 1 else mask[:, share(heads, ulysses)]
-    if ring.size > 1:
-        out = ring_attention(site.backend, q, k, v, [sum(chunk) for chunk in chunks], ring, mask, scale)
-    else:
-        out = site.backend.run(q, k, v, mask, False, scale)
+    out = ring_attention(site.backend, q, k, v, [sum(chunk) for chunk in chunks], ring, mask, scale)
     return to_sequence(out, own, heads, ulysses) if ulysses.size > 1 else out
 
 

@@ -49,6 +49,9 @@ class Platform(Protocol):
     def set_threads(self, threads: int | None) -> None:
         """CPU threads of this process."""
 
+    def record(self, module: torch.nn.Module) -> None:
+        """From now on its forward is recorded once for each kind of inputs and played again. Unsupported: not here."""
+
     def free_cache(self) -> None:
         """Give unused memory back to the device."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from saggar.engine.errors import Unsupported
 
 
 class Cpu:
@@ -30,6 +31,10 @@ class Cpu:
         """Threads of one operation."""
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def record(self, module: torch.nn.Module) -> None:
+        """There is nothing to record."""
+        raise Unsupported("cuda_graphs: this rank runs on the CPU; leave it out, or set device=cuda")
 
     def free_cache(self) -> None:
         """The allocator keeps none that it could give back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from saggar.engine.platform.graphs import Graphed
 
 
 class Cuda:
@@ -32,6 +33,10 @@ class Cuda:
         """CPU threads of one operation; the GPU does not care."""
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def record(self, module: torch.nn.Module) -> None:
+        """As CUDA graphs."""
+        module.forward = Graphed(module.forward, type(module).__name__)
 
     def free_cache(self) -> None:
         """Return cached blocks to the driver."""

@@ -60,6 +60,7 @@ def _with_torch(
     config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
 ) -> tuple[Runner, str]:
     import torch
+    from saggar.engine.memory.compile import compile_blocks
     from saggar.engine.parallel.attach import Attachment
     from saggar.engine.platform.select import place
 
@@ -68,6 +69,10 @@ def _with_torch(
     attachment = Attachment(config.kernels, platform.attention, mesh, family.sequence_plan, family.masks)
     for denoiser in family.denoisers().values():
         attachment.put_on(denoiser)
+        if config.compile:
+            compile_blocks(denoiser)
+        if config.cuda_graphs:
+            platform.record(denoiser)
     if mesh.cfg.size > 1:
         assert placement.device is not None
         family.spread = OverRanks(mesh.cfg, placement.device)
@@ -79,4 +84,5 @@ def _with_torch(
         extension=extension,
         free_memory=platform.free_cache,
     )
-    return runner, f"{placement.numerics}/{attachment.numerics}"
+    parts = [placement.numerics, attachment.numerics, *(["compiled"] if config.compile else [])]
+    return runner, "/".join(parts)

@@ -167,3 +167,19 @@ def test_two_gpus_give_the_pictures_of_one(make_engine: MakeEngine, name: str, w
 def test_replicas_have_a_gpu_each(make_engine: MakeEngine) -> None:
     engine = make_engine("flux", **GPU | {"replicas": 2, "worker_extension": EXTENSION})
     assert sorted(map(str, engine.call("card"))) == ["0", "1"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_recorded_and_compiled_forwards_give_the_same_pictures(make_engine: MakeEngine, name: str) -> None:
+    """Requests come and go, so that graphs of several shapes are played again in turns."""
+    requests = BY_NAME[name].requests()
+    usual, quick = (
+        make_engine(name, **FLOAT32),
+        make_engine(name, **FLOAT32 | {"cuda_graphs": True, "compile": True}),
+    )
+    expected = usual.generate(requests)
+    for _ in range(2):
+        for output, one in zip(quick.generate(requests), expected, strict=True):
+            assert np.abs(floats(output) - floats(one)).mean() < 5e-3
+    assert quick.info.numerics.endswith("/compiled")

@@ -106,6 +106,24 @@ def compiled(mesh: Mesh) -> float:
     return float((found - block(q, k, v)).abs().max())
 
 
+def overlapped(mesh: Mesh) -> float:
+    """How far large exchanges, which go in two parts, are from one, with a mask of keys and an odd number of heads."""
+    from saggar.engine.attention.parallel import ulysses
+
+    if mesh.ring.size > 1:
+        return 0.0
+    axis, heads = mesh.ulysses, 3 * mesh.ulysses.size
+    q, k, v = (torch.randn(2, 4, heads, 8) for _ in range(3))
+    mask = torch.ones(2, 1, 1, 4 * axis.size, dtype=torch.bool)
+    mask[0, ..., -3:] = False
+    lengths = [4] * axis.size
+    small = ulysses.ulysses_attention(TorchSdpa(), (q, k, v), lengths, axis, mask)
+    usual, ulysses.OVERLAP_BYTES = ulysses.OVERLAP_BYTES, 0
+    large = ulysses.ulysses_attention(TorchSdpa(), (q, k, v), lengths, axis, mask)
+    ulysses.OVERLAP_BYTES = usual
+    return float((large - small).abs().max())
+
+
 def gathered(mesh: Mesh) -> bool:
     """Whether uneven parts come together, numbers and booleans."""
     whole = torch.arange(2 * 5 * 3).view(2, 5, 3)
@@ -139,6 +157,7 @@ def rank(number: int, degrees: Degrees, port_file: str, results: Any) -> None:
         found = [difference(shape, mesh) for shape in SHAPES]
         assert max(convolved(mesh, rows) for rows in (1, 3, 8)) <= ATOL
         assert compiled(mesh) <= ATOL
+        assert overlapped(mesh) <= ATOL
         results.put((number, found, gathered(mesh)))
     dist.barrier()
     dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from saggar.engine.attention.base import HALVES, Backend, Traits, added, by_torch
+from saggar.engine.attention.base import HALVES, Backend, Traits, by_torch, cudnn_lse
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -36,12 +36,8 @@ class Cudnn(Backend):
         mask: torch.Tensor | None,
         scale: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The operator underneath; some versions give the log-sum-exp a last dimension of 1."""
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        bias = None if mask is None else added(mask, q).expand(q.shape[0], q.shape[1], q.shape[2], -1)
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, scale=scale)
-        lse = found[1].squeeze(-1) if found[1].ndim == 4 else found[1]
-        return found[0].transpose(1, 2), lse.float()
+        """The operator underneath."""
+        return cudnn_lse(q, k, v, mask, scale)
 
 
 KERNEL = Cudnn

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
-from saggar.engine.attention.base import FLOATS, Backend, Traits, added, by_torch
+from saggar.engine.attention.base import FLOATS, HALVES, Backend, Traits, added, by_torch, cudnn_lse
+
+_CUDNN = 128
+"""Its widest heads."""
 
 
 class TorchSdpa(Backend):
@@ -41,7 +44,11 @@ class TorchSdpa(Backend):
         mask: torch.Tensor | None,
         scale: float | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """By the operators underneath, which give it. On a GPU: flash where it can, else memory-efficient."""
+        """By the operators underneath, which give it. On a GPU: cuDNN's where it can, else flash, else the
+        memory-efficient one.
+        """
+        if q.device.type == "cuda" and q.dtype in HALVES and q.shape[-1] <= _CUDNN and q.shape[-1] % 8 == 0:
+            return cudnn_lse(q, k, v, mask, scale)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         bias = None if mask is None else added(mask, q)
         aten = torch.ops.aten

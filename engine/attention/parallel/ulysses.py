@@ -9,7 +9,60 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from saggar.engine.attention.base import Backend
 from saggar.engine.parallel.mesh import Axis, arrived, shares
+
+OVERLAP_BYTES = 64 << 20
+"""From so many bytes of queries, keys and values on, a rank attends to a part of its heads while the others travel. For
+less, two exchanges take longer than one.
+"""
+
+
+def ulysses_attention(
+    backend: Backend,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    lengths: Sequence[int],
+    axis: Axis,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's queries to the keys of all ranks, [B, own length, H, D], from three of that shape.
+
+    `mask`: [B, 1 or own heads, 1, keys of all ranks].
+    """
+    heads = qkv[0].shape[2]
+    bytes_ = sum(x.numel() * x.element_size() for x in qkv)
+    own = heads // axis.size
+    even = heads % axis.size == 0 and len(set(lengths)) == 1
+    if even and own > 1 and bytes_ >= OVERLAP_BYTES and (mask is None or mask.shape[1] == 1):
+        return _in_two_parts(backend, qkv, own, axis, mask, scale)
+    q, k, v = to_heads(qkv, lengths, axis)
+    return to_sequence(backend.run(q, k, v, mask, False, scale), lengths, heads, axis)
+
+
+def _in_two_parts(
+    backend: Backend,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    own: int,
+    axis: Axis,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """The second half of the heads comes while the first is attended to, whose outputs go while the second is."""
+    middle = own // 2
+    by_rank = [torch.unflatten(x, 2, (axis.size, own)) for x in qkv]
+    coming = [
+        axis.exchange(torch.stack([x[:, :, :, part].movedim(2, 0) for x in by_rank], dim=1))
+        for part in (slice(0, middle), slice(middle, own))
+    ]
+    going = []
+    for received in coming:
+        q, k, v = arrived(received).permute(1, 2, 0, 3, 4, 5).flatten(2, 3).unbind(0)
+        out = backend.run(q, k, v, mask, False, scale)
+        going.append(axis.exchange(torch.unflatten(out, 1, (axis.size, -1)).movedim(1, 0)))
+    # [from rank, B, l, heads of that rank, D]
+    whole = torch.cat([arrived(part) for part in going], dim=3)
+    return whole.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def to_heads(tensors: Sequence[torch.Tensor], lengths: Sequence[int], axis: Axis) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,44 @@
+"""Compiled blocks give the pictures of plain ones; what cannot be compiled or recorded stops the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from saggar.engine import Unsupported, open_family
+from saggar.engine.memory.compile import blocks, compile_blocks
+from saggar.engine.platform.base import Placement
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.families import BY_NAME
+from tests.engine.support import floats
+
+
+def test_compiled_blocks_give_the_same_pictures(make_engine: MakeEngine) -> None:
+    requests = BY_NAME["sd3"].requests()  # a transformer of which diffusers does not say what repeats
+    settings = {"pixels": "float32", "max_batch": 6, "warmup": ()}
+    usual, quick = make_engine("sd3", **settings), make_engine("sd3", compile=True, **settings)
+    for one, other in zip(quick.generate(requests), usual.generate(requests), strict=True):
+        np.testing.assert_allclose(floats(one), floats(other), atol=1e-4, rtol=0)
+    assert quick.info.numerics == "float32/cpu/torch_sdpa/compiled"
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_every_denoiser_has_blocks(models: Callable[[str], Path], name: str) -> None:
+    family = open_family(str(models(name)))
+    family.load(Placement("float32", "float32/cpu", torch.device("cpu"), torch.float32))
+    for denoiser in family.denoisers().values():
+        assert blocks(denoiser)
+
+
+def test_a_denoiser_without_blocks_is_refused() -> None:
+    with pytest.raises(Unsupported, match="compile: Linear has no repeated blocks"):
+        compile_blocks(torch.nn.Linear(1, 1))
+
+
+def test_there_are_no_graphs_on_a_cpu(make_engine: MakeEngine) -> None:
+    with pytest.raises(Unsupported, match=r"cuda_graphs: this rank runs on the CPU.*device=cuda"):
+        make_engine("flux", cuda_graphs=True)
