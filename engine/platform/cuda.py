@@ -1,11 +1,11 @@
-"""NVIDIA GPUs as a platform: bfloat16, NCCL. The only file that names torch.cuda."""
+"""NVIDIA GPUs as a platform: bfloat16, NCCL. This file and cuda_graphs.py alone name torch.cuda."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from saggar.engine.platform.graphs import Graphed
+from saggar.engine.platform.cuda_graphs import Graphed
 
 
 class Cuda:

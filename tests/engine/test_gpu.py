@@ -24,11 +24,12 @@ from saggar.engine.worker.extension import Extension
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
+from tests.engine.media_made import pictures_of
 from tests.engine.parallel_cases import Way, batches
 from tests.engine.support import at_step, floats
 from tests.engine.test_parallel import UNPLANNED
 
-FAMILIES = sorted(BY_NAME)
+FAMILIES = sorted(name for name, case in BY_NAME.items() if case.made is pictures_of and not case.brief)
 GPU = {"device": "cuda", "executor": "multiproc", "mode": "step_batch", "warmup": ()}
 FLOAT32 = GPU | {"dtype": "float32", "pixels": "float32", "max_batch": 6}
 
@@ -73,7 +74,10 @@ def test_a_batch_of_unlike_rows_is_each_row_alone_and_what_the_cpu_makes(
     make_engine: MakeEngine, name: str
 ) -> None:
     requests = BY_NAME[name].requests()
-    card, cpu = make_engine(name, **FLOAT32), make_engine(name, **FLOAT32 | {"device": "cpu"})
+    card, cpu = (
+        make_engine(BY_NAME[name].tiny, **FLOAT32),
+        make_engine(BY_NAME[name].tiny, **FLOAT32 | {"device": "cpu"}),
+    )
     together, expected = card.generate(requests), cpu.generate(requests)
     for request, output, one in zip(requests, together, expected, strict=True):
         alone = card.submit(request).result(120)
@@ -88,8 +92,8 @@ def test_a_batch_of_unlike_rows_is_each_row_alone_and_what_the_cpu_makes(
 def test_one_step_in_bfloat16_is_near_one_in_float32(make_engine: MakeEngine, name: str) -> None:
     """One: random weights are chaotic, and after some steps the pictures have nothing in common."""
     requests = [replace(one, params={"num_inference_steps": 1}) for one in BY_NAME[name].requests()]
-    fast = make_engine(name, **FLOAT32 | {"dtype": "auto"}).generate(requests)
-    exact = make_engine(name, **FLOAT32).generate(requests)
+    fast = make_engine(BY_NAME[name].tiny, **FLOAT32 | {"dtype": "auto"}).generate(requests)
+    exact = make_engine(BY_NAME[name].tiny, **FLOAT32).generate(requests)
     for one, other in zip(fast, exact, strict=True):
         assert "bfloat16/cuda" in one.numerics
         assert np.isfinite(floats(one)).all()
@@ -155,9 +159,12 @@ def test_a_killed_rank_comes_back_and_its_requests_are_made(make_engine: MakeEng
 def test_two_gpus_give_the_pictures_of_one(make_engine: MakeEngine, name: str, way: Way) -> None:
     if way.sequence and name in UNPLANNED:
         with pytest.raises(Unsupported, match="no sequence plan"):
-            make_engine(name, **FLOAT32 | way.settings)
+            make_engine(BY_NAME[name].tiny, **FLOAT32 | way.settings)
         return
-    alone, together = make_engine(name, **FLOAT32), make_engine(name, **FLOAT32 | way.settings)
+    alone, together = (
+        make_engine(BY_NAME[name].tiny, **FLOAT32),
+        make_engine(BY_NAME[name].tiny, **FLOAT32 | way.settings),
+    )
     for requests in batches(BY_NAME[name]):
         for output, one in zip(together.generate(requests), alone.generate(requests), strict=True):
             np.testing.assert_allclose(floats(output), floats(one), atol=2e-3, rtol=0)
@@ -175,8 +182,8 @@ def test_recorded_and_compiled_forwards_give_the_same_pictures(make_engine: Make
     """Requests come and go, so that graphs of several shapes are played again in turns."""
     requests = BY_NAME[name].requests()
     usual, quick = (
-        make_engine(name, **FLOAT32),
-        make_engine(name, **FLOAT32 | {"cuda_graphs": True, "compile": True}),
+        make_engine(BY_NAME[name].tiny, **FLOAT32),
+        make_engine(BY_NAME[name].tiny, **FLOAT32 | {"cuda_graphs": True, "compile": True}),
     )
     expected = usual.generate(requests)
     for _ in range(2):
