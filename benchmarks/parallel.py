@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="ours as CUDA graphs too")
     parser.add_argument(
         "--kernel", default="torch_sdpa", help="of both, where diffusers has it under a name of its own"
     )
