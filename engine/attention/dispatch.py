@@ -23,6 +23,8 @@ from saggar.engine.parallel.mesh import Axis
 _ARGUMENTS = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "_parallel_config",
 )  # fmt: skip
+_CROSS = {"attn2", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn"}
+"""Names of attentions to another sequence, for modules that do not say what they are."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def share_linear(denoiser: torch.nn.Module, axis: Axis) -> None:
 def _role(name: str, module: Any) -> str:
     if "refiner" in name:
         return "refiner"
-    if getattr(module, "is_cross_attention", False):
+    if getattr(module, "is_cross_attention", name.rpartition(".")[2] in _CROSS):
         return "cross"
     return "self" if getattr(module, "added_kv_proj_dim", None) is None else "joint"
 

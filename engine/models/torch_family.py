@@ -136,11 +136,15 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         texts: dict[V, dict[str, None]] = {}
         for state in states:
             for branch in self.branches(state):
-                texts.setdefault(variant(state, branch), {})[_text(state, branch)] = None
+                texts.setdefault(variant(state, branch), {})[self.text_of(state, branch)] = None
         known = {how: self._encoded(list(some), how, encode) for how, some in texts.items()}
         for state in states:
             for branch in self.branches(state):
-                state.conditioning[branch] = known[variant(state, branch)][_text(state, branch)]
+                state.conditioning[branch] = known[variant(state, branch)][self.text_of(state, branch)]
+
+    def text_of(self, state: RequestState[torch.Tensor, P, Any], branch: str) -> str:
+        """Hook: the text of a branch, for any but `cond` the negative prompt."""
+        return state.request.prompt if branch == "cond" else state.request.negative_prompt or ""
 
     def _encoded(
         self, texts: list[str], how: V, encode: Callable[[list[str], V], Sequence[Encoded]]
@@ -176,7 +180,3 @@ def vae_factor(config: Mapping[str, Any]) -> int:
     if "temperal_downsample" in config:
         return int(2 ** len(config["temperal_downsample"]))
     return int(2 ** (len(config["block_out_channels"]) - 1))
-
-
-def _text(state: RequestState[torch.Tensor, Any, Any], branch: str) -> str:
-    return state.request.prompt if branch == "cond" else state.request.negative_prompt or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from saggar.engine.attention.site import Streams, gather
@@ -12,6 +12,8 @@ from saggar.engine.errors import Unsupported
 from saggar.engine.parallel.convolve import share_convolution
 from saggar.engine.parallel.mesh import Axis, shares
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split, matches
+
+_W = TypeVar("_W")
 
 
 def apply_plan(denoiser: torch.nn.Module, plan: SequencePlan, axis: Axis, streams: Streams) -> None:
@@ -24,6 +26,9 @@ def apply_plan(denoiser: torch.nn.Module, plan: SequencePlan, axis: Axis, stream
             outputs = {k: s for k, s in splits.items() if isinstance(k, int)}
             if outputs:
                 module.register_forward_hook(_output_splitter(outputs, axis, streams))
+    for pattern, wishes in plan.wholes.items():
+        for name, module in modules(denoiser, pattern):
+            _gather_inputs(name, module, wishes, axis, streams)
     for pattern, stream in plan.convolutions.items():
         for name, module in modules(denoiser, pattern):
             share_convolution(name, module, stream, axis, streams)
@@ -45,31 +50,65 @@ def modules(denoiser: torch.nn.Module, pattern: str) -> list[tuple[str, torch.nn
 def _split_inputs(
     name: str, module: torch.nn.Module, splits: Mapping[str, Split], axis: Axis, streams: Streams
 ) -> None:
-    order = list(inspect.signature(module.forward).parameters)
-    for parameter in splits:
-        if parameter not in order:
-            raise Unsupported(
-                f"the sequence plan does not apply: {name or 'the denoiser'} takes no {parameter}"
-            )
+    order = _parameters(name, module, splits)
 
     def before(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = list(args)
         for split in splits.values():
             if split.stream is not None and split.unit is not None:
                 place = order.index(split.unit)
-                streams.units[split.stream] = kwargs[split.unit] if split.unit in kwargs else given[place]
-        for parameter, split in splits.items():
-            place = order.index(parameter)
-            if parameter in kwargs:
-                kwargs[parameter] = _cut(kwargs[parameter], split, axis, streams)
-            elif place < len(given):
-                given[place] = _cut(given[place], split, axis, streams)
-        return tuple(given), kwargs
+                streams.units[split.stream] = kwargs[split.unit] if split.unit in kwargs else args[place]
+        return _changed(order, args, kwargs, splits, lambda value, split: _cut(value, split, axis, streams))
 
     if splits:
         module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _gather_inputs(
+    name: str, module: torch.nn.Module, wishes: Mapping[str, Gather], axis: Axis, streams: Streams
+) -> None:
+    order = _parameters(name, module, wishes)
+
+    def whole(value: object, wish: Gather) -> object:
+        assert isinstance(value, torch.Tensor)
+        return gather(value, wish.dim, streams.shares(wish.stream, axis.size), axis)
+
+    def before(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return _changed(order, args, kwargs, wishes, whole)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _parameters(name: str, module: torch.nn.Module, wanted: Mapping[str, object]) -> list[str]:
+    """Of the module, in order. Unsupported: one that is wanted is not among them."""
+    order = list(inspect.signature(module.forward).parameters)
+    for parameter in wanted:
+        if parameter not in order:
+            raise Unsupported(
+                f"the sequence plan does not apply: {name or 'the denoiser'} takes no {parameter}"
+            )
+    return order
+
+
+def _changed(
+    order: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: Mapping[str, _W],
+    change: Callable[[object, _W], object],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments, those that are wanted changed, whether they were named or not."""
+    given, named = list(args), dict(kwargs)
+    for parameter, wish in wanted.items():
+        place = order.index(parameter)
+        if parameter in named:
+            named[parameter] = change(named[parameter], wish)
+        elif place < len(given):
+            given[place] = change(given[place], wish)
+    return tuple(given), named
 
 
 def _output_splitter(splits: Mapping[int, Split], axis: Axis, streams: Streams) -> Callable[..., object]:

@@ -43,7 +43,8 @@ class Gather:
 class SequencePlan:
     """Modules are named by their path in the denoiser, `*` stands for one part of it and `""` for the denoiser.
 
-    splits: of a module its parameters by name, or its outputs by number. gathers: of a module its output.
+    splits: of a module its parameters by name, or its outputs by number. gathers: of a module its output. wholes: of a
+    module the parameters by name that it needs whole of a stream that is cut.
     sites: the streams that an attention module attends to in parts; none where a rank has all its keys whole.
     convolutions: those that work on a stream in parts. theirs: splits and gathers are diffusers' own.
     """
@@ -51,6 +52,7 @@ class SequencePlan:
     sites: Mapping[str, tuple[str, ...]]
     splits: Mapping[str, Mapping[str | int, Split]] = field(default_factory=dict)
     gathers: Mapping[str, Gather] = field(default_factory=dict)
+    wholes: Mapping[str, Mapping[str, Gather]] = field(default_factory=dict)
     convolutions: Mapping[str, str] = field(default_factory=dict)
     theirs: bool = False
 

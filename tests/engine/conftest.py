@@ -49,6 +49,8 @@ def _waits(item: pytest.Function) -> bool:
     if executor == "multiproc":
         return case.name not in IN_RANKS
     by_request = mode == "request_batch" and name != "test_in_a_batch_of_three_unlike_rows"
+    if case.once:
+        return by_request or name != "test_in_a_batch_of_three_unlike_rows"
     return case.brief and (name not in MAIN or by_request)
 
 

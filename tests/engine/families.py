@@ -15,6 +15,7 @@ from tests.engine.media_made import (
     as_pil,
     as_pil_of_its_size,
     as_waves,
+    films_of,
     made,
     pictures_of,
     sounds_of,
@@ -38,7 +39,7 @@ class Case:
     inputs, such as another size or number, compared each for itself; resized: they share a key, for all are brought
     to one size. given: what the plain pipeline is called with for
     them. made: the media of one output, from what that call returns.
-    brief: CI compares the main things alone, for another case of this code is compared in all.
+    brief: CI compares the main things alone, for another case of this code is compared in all; once: only one batch.
     guided: parameters that ask for classifier-free guidance. scale: the parameter that is its strength.
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
     negative: whether the pipeline takes a negative prompt at all.
@@ -66,6 +67,7 @@ class Case:
     given: Given = as_pil
     made: Callable[[Any], list[Media]] = pictures_of
     brief: bool = False
+    once: bool = False
     scale: str = "guidance_scale"
     other_scale: str = "guidance_scale"
     strength: float = 4.5
@@ -265,6 +267,53 @@ SDXL_INPAINT = begun(
         {"negative_target_size": [8, 9]},
     ),
 )
+LTX2 = Case(
+    "ltx2",
+    "LTX2Pipeline",
+    task="t2v",
+    made=films_of,
+    brief=True,
+    wide=(32, 96),
+    unlike={
+        "guidance_scale": 1.0,
+        "audio_guidance_scale": 1.0,
+        "stg_scale": 0.0,
+        "audio_stg_scale": None,
+        "motion_speed": 0.5,
+        "guidance_rescale": 0.0,
+        "audio_guidance_rescale": None,
+    },
+    options=(
+        {"stg_scale": 0.0, "audio_stg_scale": 0.0},
+        {"modality_scale": 1.0, "audio_modality_scale": 1.0},
+        {"audio_guidance_scale": 2.0},
+        {"guidance_rescale": 0.0},
+        {"motion_speed": 0.5},
+        {"spatio_temporal_guidance_blocks": [0, 1]},
+        {"num_frames": 9},
+    ),
+    refused=(
+        ({"height": 80}, "params.height"),
+        ({"num_frames": 8}, "params.num_frames"),
+        ({"num_frames": 1, "frame_rate": 240.0}, "params.frame_rate"),
+        ({"spatio_temporal_guidance_blocks": [2]}, "params.spatio_temporal_guidance_blocks"),
+        ({"spatio_temporal_guidance_blocks": []}, "params.spatio_temporal_guidance_blocks"),
+        ({"max_sequence_length": 24}, "params.max_sequence_length"),
+        ({"motion_speed": 0.0}, "params.motion_speed"),
+        ({"warp": 0.5}, "params.warp"),
+    ),
+)
+LTX2_PICTURE = replace(
+    LTX2,
+    name="ltx2-i2v-2.3",
+    once=True,
+    class_name="LTX2ImageToVideoPipeline",
+    model="ltx2",
+    task="i2v",
+    inputs={"image": [(50, 70)]},
+    others=({"image": [(64, 64, 4)]},),
+    options=({"image_crf": 0},),
+)
 CASES = [
     FLUX,
     SD3,
@@ -292,6 +341,24 @@ CASES = [
         others=({"audio": [(5000, 1)]},),
         given=as_waves,
         brief=True,
+    ),
+    LTX2,
+    LTX2_PICTURE,
+    replace(
+        LTX2_PICTURE,
+        name="ltx2-i2v",
+        model="",
+        once=False,
+        unlike={**LTX2.unlike, "decode_timestep": 0.05, "decode_noise_scale": 0.025},
+        options=(
+            {"use_cross_timestep": False},
+            {"decode_timestep": 0.05},
+            {"decode_timestep": 0.05, "decode_noise_scale": 0.3},
+        ),
+        refused=(({"image_crf": 52}, "params.image_crf"),),
+    ),
+    replace(
+        LTX2, name="ltx2-2.0", model="ltx2-i2v", once=True, options=({"decode_noise_scale": 0.3},), refused=()
     ),
 ]
 VARIANTS = [

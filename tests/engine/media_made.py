@@ -95,6 +95,12 @@ def sounds_of(result: Any) -> list[Media]:
     return [Sound(np.clip(wave.T, -1, 1), RATE) for wave in result.audios]
 
 
+def films_of(result: Any) -> list[Media]:
+    """The same of one that makes videos with sound, as the tiny LTX-2 does."""
+    films = zip(result.frames, result.audio, strict=True)
+    return [Clip(frames, 24.0, Sound(wave.T.float().numpy().clip(-1, 1), 8000)) for frames, wave in films]
+
+
 def arrays(media: Sequence[Media]) -> list[np.ndarray]:
     """Pictures, frames and samples, in order; a clip's sound behind its frames."""
     found: list[np.ndarray] = []

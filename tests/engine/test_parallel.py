@@ -31,6 +31,7 @@ PAIRS = [
     ("sd3", Way(ulysses=2, ring=2)),
     ("z-image", Way(ulysses=2, cfg=2)),
     ("sdxl", Way(cfg=3)),
+    ("ltx2", Way(ulysses=2)),  # a cut video and a whole sound
 ]
 UNPLANNED = ("sdxl", "sdxl-distilled")
 """Tiny models whose families have no sequence plan."""

@@ -149,6 +149,38 @@ def gemma() -> Any:
     return Gemma2Model(config)
 
 
+def gemma3() -> Any:
+    """Gemma 3 with eyes, as small as it goes: LTX-2 reads texts with it."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    config = Gemma3Config(
+        text_config={
+            "vocab_size": len(_gemma_vocabulary()),
+            "hidden_size": 32,
+            "intermediate_size": 37,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "max_position_embeddings": 4096,
+        },
+        vision_config={
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "image_size": 16,
+            "patch_size": 8,
+        },
+        mm_tokens_per_image=4,
+        image_token_index=4,
+        boi_token_index=4,
+        eoi_token_index=4,
+    )
+    return Gemma3ForConditionalGeneration(config)
+
+
 def qwen3(vocabulary: int, layers: int = 2) -> Any:
     """Qwen3 with its language head."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
