@@ -153,6 +153,7 @@ class Denoiser(torch.nn.Module):
         (SequencePlan({}, splits={"layers.0": {"x": Split(1)}}), "Denoiser has no module 'layers.0'"),
         (SequencePlan({}, splits={"blocks.*": {"y": Split(1)}}), "blocks.0 takes no y"),
         (SequencePlan({}, gathers={"out": Gather(1)}), "Denoiser has no module 'out'"),
+        (SequencePlan({}, wholes={"blocks.*": {"y": Gather(1)}}), "blocks.0 takes no y"),
         (SequencePlan({}, theirs=True), "Denoiser has none of its own"),
     ],
 )
