@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from saggar.engine.batch_key import canonical_key
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Medium, Sound
@@ -101,6 +102,10 @@ class StableAudio(TorchFamily[StableAudioParams]):
         """Latents of each row and branch, and one token for times and timestep."""
         branches = _branches(StableAudioParams(**request.params))  # type: ignore[arg-type]
         return request.rows * len(branches) * (self._length() + 1)
+
+    def batch_key(self, request: Request) -> str:
+        """Without the size of the input: a sound is cut or filled up."""
+        return canonical_key(request.task, request.params, self.batch_fields)
 
     def load(self, placement: Placement) -> None:
         """The parts, and the table of positions, which is the same for all."""

@@ -312,6 +312,7 @@ LTX2_PICTURE = replace(
     task="i2v",
     inputs={"image": [(50, 70)]},
     others=({"image": [(64, 64, 4)]},),
+    resized=True,
     options=({"image_crf": 0},),
 )
 CASES = [
@@ -339,6 +340,7 @@ CASES = [
         task="a2a",
         inputs={"audio": [(3000, 2)]},
         others=({"audio": [(5000, 1)]},),
+        resized=True,
         given=as_waves,
         brief=True,
     ),
