@@ -102,7 +102,10 @@ def check_params(
     for name, words in properties.items():
         default = default_of(words, task)
         value = params.get(name, default)
-        if name in params and (problem := _refusal(value, words)):
+        left = isinstance(value, _SCALARS) and type(value) is type(default) and value == default
+        if (
+            name in params and not left and (problem := _refusal(value, words))
+        ):  # a default was checked with the schema
             raise InvalidRequest(f"params.{name}", problem, describe(words))
         meant = cast("list[str]", words.get("x-tasks", [task]))
         if task not in meant and value != default:
@@ -237,6 +240,7 @@ def _is_multiple(value: float, step: float) -> bool:
     return rest <= tolerance or abs(rest - step) <= tolerance
 
 
+_SCALARS = (str, int, float)
 _BOUNDS = {
     "minimum": lambda value, bound: value >= bound,
     "maximum": lambda value, bound: value <= bound,

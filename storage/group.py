@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
-from saggar.storage.files import opened_folder
 from saggar.storage.keys import check_key
 
-Publish = Callable[[str, int, str, int], None]
-"""(temporary name, its open folder, final name, its open folder)"""
+Publish = Callable[[str, int, str, int], bool]
+"""(temporary name, its open folder, final name, its open folder); whether the temporary name is gone by it"""
 
 
 class Item(Protocol):
@@ -34,6 +34,8 @@ class Item(Protocol):
 Flush = Callable[[Sequence[int]], Sequence[OSError | None]]
 """fsync of many descriptors; for each None, or why it failed."""
 KNOWN = 10_000
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def flush_one(descriptor: int) -> OSError | None:
@@ -58,27 +60,40 @@ class _Placed:
 
 
 class Folders:
-    """The opened folders below a root, each opened once, without following symbolic links.
+    """The opened folders below a root, each opened once, without following symbolic links, and files opened in them.
+    All are closed in the end.
 
     `known`: folders whose names are durable, kept from group to group. Whoever finds any other folder does not know
     whether its maker has flushed it yet, and flushes it too.
     """
 
-    def __init__(self, root: Path, known: set[str], stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self, root: Path, known: set[str]) -> None:
+        """Raises OSError."""
         self._known = known
-        self._open = {"": stack.enter_context(opened_folder(root))}
+        self._open = {"": os.open(root, _FOLDER)}
+        self._files: list[int] = []
         self._changed: set[str] = set()
 
-    def parent(self, key: str) -> tuple[str, str]:
-        """The folder of a key, made when missing, and the key's last part."""
-        path, _, name = key.rpartition("/")
-        self._make(path)
-        return path, name
+    def __enter__(self) -> Self:
+        return self
 
-    def descriptor(self, path: str) -> int:
-        """Of a folder that `parent` gave."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in (*self._files, *self._open.values()):
+            os.close(descriptor)
+
+    def folder(self, path: str) -> int:
+        """Its descriptor; made when missing, with those above it."""
+        if path not in self._open:
+            self._open[path] = self._opened(path)
         return self._open[path]
+
+    def create(self, name: str, path: str) -> int:
+        """The descriptor of a file that must not exist."""
+        file = os.open(name, _NEW, 0o644, dir_fd=self._open[path])
+        self._files.append(file)
+        return file
 
     def changed(self, path: str) -> None:
         """A name was put into this folder."""
@@ -95,79 +110,74 @@ class Folders:
             self._known.update(self._open)
         return failed
 
-    def _make(self, path: str) -> None:
-        if path in self._open:
-            return
+    def _opened(self, path: str) -> int:
         above, _, name = path.rpartition("/")
-        self._make(above)
-        try:
-            folder = self._stack.enter_context(opened_folder(name, dir_fd=self._open[above]))
-        except FileNotFoundError:
-            with suppress(FileExistsError):  # somebody else was first
-                os.mkdir(name, dir_fd=self._open[above])
-            self._known.discard(path)
-            folder = self._stack.enter_context(opened_folder(name, dir_fd=self._open[above]))
-        self._open[path] = folder
-        if path not in self._known:
-            self._changed.add(above)
+        parent = self.folder(above)
+        if path in self._known:
+            with suppress(FileNotFoundError):
+                return os.open(name, _FOLDER, dir_fd=parent)
+        self._known.discard(path)
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+        self._changed.add(above)
+        return os.open(name, _FOLDER, dir_fd=parent)
 
 
 def place_all(
-    root: Path, waiting: Path, items: Sequence[Item], publish: Publish, flush: Flush, known: set[str]
+    root: Path, waiting: str, items: Sequence[Item], publish: Publish, flush: Flush, known: set[str]
 ) -> Sequence[OSError | None]:
-    """Puts every item under its key by way of a file in `waiting`; for each None, or why it is not there. `known` is
-    the caller's, for Folders.
+    """Puts every item under its key by way of a file in the folder `waiting` of the root; for each None, or why it is
+    not there. `known` is the caller's, for Folders.
 
     Raises InvalidKey before anything is written, and OSError when nothing could be.
     """
     for item in items:
         check_key(item.key)
-    placed = [_Placed(item, uuid.uuid4().hex) for item in items]
-    with ExitStack() as stack:
-        temporaries = stack.enter_context(opened_folder(waiting))
-        folders = Folders(root, known, stack)
-        for one in placed:
-            with _noted(one):
-                one.parent, one.name = folders.parent(one.item.key)
-                one.file = _written(one, temporaries, stack)
-        written = _going(placed)
-        for one, error in zip(written, flush([one.file for one in written]), strict=True):
-            one.error = error
+    group = uuid.uuid4().hex
+    placed = [_Placed(item, f"{group}-{number}") for number, item in enumerate(items)]
+    with Folders(root, known) as folders:
+        temporaries = folders.folder(waiting)
         try:
+            for one in placed:
+                _write(one, folders, waiting)
+            written = _going(placed)
+            for one, error in zip(written, flush([one.file for one in written]), strict=True):
+                one.error = error
             for one in _going(placed):
-                with _noted(one):
-                    publish(one.temporary, temporaries, one.name, folders.descriptor(one.parent))
-                    folders.changed(one.parent)
+                _name(one, folders, temporaries, publish)
         finally:
             for one in placed:
-                with suppress(FileNotFoundError):  # it was renamed, or never written
-                    os.unlink(one.temporary, dir_fd=temporaries)
+                if one.temporary:
+                    with suppress(FileNotFoundError):
+                        os.unlink(one.temporary, dir_fd=temporaries)
         _share_failures(placed, folders.flush(flush))
     return [one.error for one in placed]
 
 
-@contextmanager
-def _noted(one: _Placed) -> Iterator[None]:
-    """One item's failure is not that of the others."""
+def _write(one: _Placed, folders: Folders, waiting: str) -> None:
+    """The item's bytes under a temporary name, not flushed yet. One item's failure is not that of the others."""
     try:
-        yield
+        one.parent, _, one.name = one.item.key.rpartition("/")
+        folders.folder(one.parent)
+        one.file = folders.create(one.temporary, waiting)
+        left = memoryview(one.item.data)
+        while left:
+            left = left[os.write(one.file, left) :]
+    except OSError as error:
+        one.error = error
+
+
+def _name(one: _Placed, folders: Folders, temporaries: int, publish: Publish) -> None:
+    try:
+        if publish(one.temporary, temporaries, one.name, folders.folder(one.parent)):
+            one.temporary = ""
+        folders.changed(one.parent)
     except OSError as error:
         one.error = error
 
 
 def _going(placed: Sequence[_Placed]) -> list[_Placed]:
     return [one for one in placed if one.error is None]
-
-
-def _written(one: _Placed, folder: int, stack: ExitStack) -> int:
-    """The open temporary file with the item's bytes, not flushed yet."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    file = os.open(one.temporary, flags, 0o644, dir_fd=folder)
-    stack.callback(os.close, file)
-    left = memoryview(one.item.data)
-    while left:
-        left = left[os.write(file, left) :]
-    return file
 
 
 def _share_failures(placed: Sequence[_Placed], failed: dict[str, OSError]) -> None:

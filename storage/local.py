@@ -188,9 +188,7 @@ class LocalStorage:
 
     def _place_group(self, items: Sequence[Item], publish: Publish) -> Sequence[OSError | None]:
         with _translated(items[0].key if items else ""):
-            return place_all(
-                self._root, self._root / _TEMPORARY, items, publish, self._flush, self._known_folders
-            )
+            return place_all(self._root, _TEMPORARY, items, publish, self._flush, self._known_folders)
 
     def _flush(self, descriptors: Sequence[int]) -> Sequence[OSError | None]:
         """Shared out among the threads, for a hand-over costs about as much as a flush of a quick disk."""
@@ -236,12 +234,14 @@ class LocalStorage:
                     yield _info(key, entry.stat(follow_symlinks=False))
 
 
-def _replace(temporary: str, waiting: int, name: str, folder: int) -> None:
+def _replace(temporary: str, waiting: int, name: str, folder: int) -> bool:
     os.replace(temporary, name, src_dir_fd=waiting, dst_dir_fd=folder)
+    return True
 
 
-def _link(temporary: str, waiting: int, name: str, folder: int) -> None:
+def _link(temporary: str, waiting: int, name: str, folder: int) -> bool:
     os.link(temporary, name, src_dir_fd=waiting, dst_dir_fd=folder)
+    return False
 
 
 def _make_folder(name: str, parent: int) -> None:

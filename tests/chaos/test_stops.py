@@ -24,7 +24,7 @@ def executing(site: Site) -> int:
 
 
 def test_sigterm_finishes_what_runs_and_hands_the_rest_over_at_once(site: Site) -> None:
-    ids = site.submit(24, params=SLOW)
+    ids = site.submit(24, params={**SLOW, "steps": 48})  # another worker is up before the first batch is over
     first = site.worker()
     until(lambda: executing(site) == 8, 60, "a full batch")
     until(lambda: site.lane.size(LANE).leased == 16, 30, "the next batch in hand")
