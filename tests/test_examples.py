@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import soundfile
 from PIL import Image
+from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import AsyncJobClient, JobClient
 
 from examples import web_backend
@@ -65,6 +67,44 @@ def test_submit_follows_a_job_to_its_pictures(redis_url: str) -> None:
     assert "submitted" in done.stdout
     assert "succeeded" in done.stdout
     assert "file://" in done.stdout
+
+
+def test_sounds_are_made_offline(tmp_path: Path) -> None:
+    model = make_tiny("stable-audio", tmp_path / "tiny-stable-audio")
+    flags = ("--model", str(model), "--to", str(tmp_path), "--steps", "2", "--end", "0.1")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/text_to_sound.py"), "rain", "a bell", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.count("0.1 s, 2 steps") == 2
+    rain, bell = (soundfile.read(tmp_path / f"{index}.wav")[0] for index in (0, 1))
+    assert rain.shape == bell.shape == (1600, 2)
+    assert rain.std() > 0.01 and (rain != bell).any()
+
+
+def test_sounds_are_queued(redis_url: str, tmp_path: Path) -> None:
+    model = make_tiny("noop-audio", tmp_path / "noop-audio")
+    flags = ("--executor", "local", "--spool", str(tmp_path / "spool"))
+    asked = ("--model", "noop-audio", "--queued", "--format", "flac")
+    with WorkerProcess(
+        redis_url, str(tmp_path / "store"), str(model), tmp_path / "log", flags
+    ).start() as worker:
+        worker.ready("noop-audio")
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples/text_to_sound.py"), "rain", "a bell", *asked],
+            env=os.environ | {"SAGGAR_REDIS_URL": redis_url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    assert done.stdout.count(".flac seed ") == 2
+    files = list((tmp_path / "store").rglob("*.flac"))
+    assert len(files) == 2
+    assert all(soundfile.info(file).duration > 0 for file in files)
 
 
 async def ask(app: web_backend.Backend, method: str, path: str, content: object = None, **headers: str):
