@@ -28,8 +28,9 @@ from saggar.storage.errors import Conflict, InvalidKey, StorageRefused, StorageU
 from saggar.storage.retry import Backoff, retrying
 from saggar.workers.attempts import Attempt, Attempts
 from saggar.workers.delivery import Delivery
+from saggar.workers.inputs.decoders import Stopped
 from saggar.workers.inputs.hold import fetched
-from saggar.workers.inputs.load import InputLoader, Inputs, InputUnavailable, Stopped
+from saggar.workers.inputs.load import InputLoader, Inputs, InputUnavailable
 from saggar.workers.publish import Publisher, Upload
 from saggar.workers.translate import to_request
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import struct
 import zlib
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import av
 import numpy as np
 import soundfile
 from PIL import Image
+from saggar.workers.inputs.decoders import Decoders
 from saggar.workers.inputs.fetch import Fetcher
 from saggar.workers.inputs.load import InputLoader
 from saggar.workers.inputs.policy import Limits, Policy
@@ -22,8 +25,15 @@ RED = (200, 30, 60)
 
 
 def input_loader(store_url: str, *sources: str, **limits: Any) -> InputLoader:
-    """As a worker of this store would make it."""
-    return InputLoader(Fetcher(Policy.make(store_url, sources), Limits(**limits)))
+    """As a worker of this store would make it; all share their decoders."""
+    return InputLoader(Fetcher(Policy.make(store_url, sources), Limits(**limits)), decoders=decoders())
+
+
+@cache
+def decoders() -> Decoders:
+    found = Decoders()
+    atexit.register(found.close)
+    return found
 
 
 def image(mode: str = "RGB", form: str = "PNG", size: tuple[int, int] = (12, 8), **options: Any) -> bytes:

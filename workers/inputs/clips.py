@@ -41,7 +41,7 @@ class Video:
             self._frames = self._count(container, stream)
         self._check_length()
         frame = self._width * self._height * 3
-        self.bytes = (self._frames + 1) * frame + (self._track.bytes if self._track else 0)
+        self.bytes = (2 * self._frames + 1) * frame + (self._track.bytes if self._track else 0)
 
     def read(self) -> Clip:
         """Frames turned as the file says. Raises BadInput."""

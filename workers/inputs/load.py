@@ -1,7 +1,7 @@
 """A job's input files, fetched, checked and decoded: what the engine is given of them.
 
 First all files are fetched and measured by their headers, then room for all of them is waited for at once (two jobs
-that each held half would wait for ever), and only then they are decoded.
+that each held half would wait for ever), and only then they are decoded. Both in processes of their own (decoder.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import IO, Protocol
+from dataclasses import dataclass
+from typing import IO
 
 from saggar.engine.media import Clip, Media, Sound
 from saggar.jobs.errors import InvalidJob
@@ -17,11 +18,9 @@ from saggar.jobs.schema import Job
 from saggar.storage.errors import StorageUnavailable
 from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.budget import Budget
-from saggar.workers.inputs.clips import Video
+from saggar.workers.inputs.decoders import Decoders, Stopped
 from saggar.workers.inputs.fetch import Fetcher, Ticket
-from saggar.workers.inputs.pictures import Picture
 from saggar.workers.inputs.policy import Limits
-from saggar.workers.inputs.sounds import SoundFile
 from saggar.workers.inputs.web import WebUnavailable
 
 FETCHING = 8
@@ -34,23 +33,26 @@ class InputUnavailable(Exception):
     """A host does not give a file; another try later may succeed. The text names the field."""
 
 
-class Stopped(Exception):
-    """The ticket was over first."""
+@dataclass(frozen=True)
+class _Found:
+    """A fetched file, measured: `bytes` is what decoding takes."""
 
-
-class Measured(Protocol):
-    """A file whose header was read: `bytes` is what decoding takes."""
-
+    kind: str
+    index: int
+    file: IO[bytes]
+    alpha: bool
     bytes: int
-
-    def read(self) -> Media: ...
 
 
 class InputLoader:
     """`alpha`: tasks that take pictures with their transparency. Threads share it. Close it."""
 
-    def __init__(self, fetcher: Fetcher, alpha: Collection[str] = ()) -> None:
+    def __init__(
+        self, fetcher: Fetcher, alpha: Collection[str] = (), decoders: Decoders | None = None
+    ) -> None:
         self._fetcher = fetcher
+        self._limits = fetcher.limits
+        self._decoders = decoders or Decoders()
         self._alpha = frozenset(alpha)
         self._budget = Budget(fetcher.limits.memory)
         self._seats = threading.Semaphore(FETCHING)
@@ -66,20 +68,21 @@ class InputLoader:
             return
         with ExitStack() as stack:
             with self._seat(ticket), ExitStack() as files:
-                measured = self._measure_all(job, ticket, files)
-                needed = sum(one.bytes for _, _, one in measured)
+                found = self._fetch_all(job, ticket, files)
+                needed = sum(one.bytes for one in found)
                 if needed > self._budget.limit:
                     allowed = f"at most {self._budget.limit} bytes"
                     raise InvalidJob("inputs", f"take {needed} bytes when decoded", allowed)
                 hold = stack.enter_context(self._budget.hold(needed, ticket.over))
                 if hold is None:
                     raise Stopped
-                decoded = _decode(measured, ticket)
+                decoded = self._decode_all(found, ticket)
                 hold.keep(sum(_bytes(one) for media in decoded.values() for one in media))
             yield decoded
 
     def close(self) -> None:
         self._fetcher.close()
+        self._decoders.close()
 
     @contextmanager
     def _seat(self, ticket: Ticket) -> Iterator[None]:
@@ -91,38 +94,26 @@ class InputLoader:
         finally:
             self._seats.release()
 
-    def _measure_all(self, job: Job, ticket: Ticket, files: ExitStack) -> list[tuple[str, int, Measured]]:
-        found: list[tuple[str, int, Measured]] = []
+    def _fetch_all(self, job: Job, ticket: Ticket, files: ExitStack) -> list[_Found]:
+        found = []
+        alpha = job.task in self._alpha
         for kind, uris in job.inputs:
             for index, uri in enumerate(uris):
                 if ticket.over.is_set():
                     raise Stopped
-                with _named(kind, index, ticket, self._fetcher.limits):
+                with _named(kind, index, ticket, self._limits):
                     file = files.enter_context(self._fetcher.fetch(uri, ticket))
-                    found.append((kind, index, self._measure(kind, file, job.task)))
+                    size = self._decoders.measure(kind, file, alpha, self._limits, ticket.over)
+                found.append(_Found(kind, index, file, alpha, size))
         return found
 
-    def _measure(self, kind: str, file: IO[bytes], task: str) -> Measured:
-        limits = self._fetcher.limits
-        if kind == "video":
-            return Video(file, limits)
-        if kind == "audio":
-            return SoundFile(file, limits)
-        if kind == "mask":
-            return Picture(file, limits.pixels, "L")
-        return Picture(file, limits.pixels, "RGBA" if task in self._alpha else "RGB")
-
-
-def _decode(measured: Sequence[tuple[str, int, Measured]], ticket: Ticket) -> Inputs:
-    decoded: dict[str, list[Media]] = {}
-    for kind, index, one in measured:
-        if ticket.over.is_set():
-            raise Stopped
-        try:
-            decoded.setdefault(kind, []).append(one.read())
-        except BadInput as error:
-            raise _invalid(kind, index, error) from error
-    return decoded
+    def _decode_all(self, found: Sequence[_Found], ticket: Ticket) -> Inputs:
+        decoded: dict[str, list[Media]] = {}
+        for one in found:
+            with _named(one.kind, one.index, ticket, self._limits):
+                media = self._decoders.read(one.kind, one.file, one.alpha, self._limits, ticket.over)
+            decoded.setdefault(one.kind, []).append(media)
+        return decoded
 
 
 def _bytes(one: Media) -> int:
@@ -137,7 +128,7 @@ def _named(kind: str, index: int, ticket: Ticket, limits: Limits) -> Iterator[No
     try:
         yield
     except BadInput as error:
-        raise _invalid(kind, index, error) from error
+        raise InvalidJob(f"inputs.{kind}[{index}]", error.message, error.allowed) from error
     except WebUnavailable as error:
         if ticket.over.is_set():
             raise Stopped from error
@@ -147,7 +138,3 @@ def _named(kind: str, index: int, ticket: Ticket, limits: Limits) -> Iterator[No
         ) from error
     except StorageUnavailable as error:
         raise Stopped from error
-
-
-def _invalid(kind: str, index: int, error: BadInput) -> InvalidJob:
-    return InvalidJob(f"inputs.{kind}[{index}]", error.message, error.allowed)

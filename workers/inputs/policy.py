@@ -105,13 +105,15 @@ class Policy:
 @dataclass(frozen=True)
 class Limits:
     """Of one file: `bytes` as fetched, `pixels` of a picture or a frame, `frames` and `seconds` of a video or sound,
-    `timeout_s` for a fetch as a whole. `memory` in bytes: of all decoded inputs that a worker holds."""
+    `timeout_s` for a fetch as a whole, `decode_s` for what follows. `memory` in bytes: of all decoded inputs that a
+    worker holds."""
 
     bytes: int = 256 << 20
     pixels: int = 64 << 20
     frames: int = 1024
     seconds: float = 120.0
     timeout_s: float = 60.0
+    decode_s: float = 120.0
     memory: int = 4 << 30
 
 

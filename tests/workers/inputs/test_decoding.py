@@ -14,8 +14,9 @@ from PIL import Image
 from saggar.engine.media import Clip, Sound
 from saggar.jobs.errors import InvalidJob
 from saggar.jobs.schema import Job
+from saggar.workers.inputs.decoders import Stopped
 from saggar.workers.inputs.fetch import Ticket
-from saggar.workers.inputs.load import InputLoader, Stopped
+from saggar.workers.inputs.load import InputLoader
 from saggar.workers.inputs.sniff import kind_of
 
 from tests.support.inputs import (
@@ -23,6 +24,7 @@ from tests.support.inputs import (
     BAD_SOUNDS,
     BAD_VIDEOS,
     RED,
+    decoders,
     image,
     input_loader,
     nan_wav,
@@ -90,7 +92,7 @@ def test_a_picture_is_what_diffusers_makes_of_it(name: str, load: Callable[..., 
 
 def test_alpha_is_kept_for_tasks_that_take_it(load: Callable[..., np.ndarray], tmp_path: Path) -> None:
     plain = input_loader(tmp_path.as_uri())
-    loader = InputLoader(plain._fetcher, alpha=["layers"])
+    loader = InputLoader(plain._fetcher, ["layers"], decoders())
     data = image("RGBA", color=(200, 30, 60, 90))
     assert load("image", data, "layers", loader)[0, 0].tolist() == [200, 30, 60, 90]
     assert load("image", data, "i2i", loader)[0, 0].tolist() == [200, 30, 60]

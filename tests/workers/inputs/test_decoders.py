@@ -1,0 +1,108 @@
+"""Decoders that crash, hang or are not wanted any more cost one file, and the next one is decoded."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import psutil
+import pytest
+from saggar.workers.inputs.bad import BadInput
+from saggar.workers.inputs.decoders import Decoder, Decoders, Stopped
+from saggar.workers.inputs.policy import Limits
+
+from tests.support.inputs import RED, image, video
+from tests.support.wait import until
+
+LIMITS = Limits()
+NEVER = threading.Event()
+
+
+@pytest.fixture
+def decoders() -> Iterator[Decoders]:
+    decoders = Decoders(most=1)
+    yield decoders
+    decoders.close()
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Iterator[IO[bytes]]:
+    (tmp_path / "a.png").write_bytes(image())
+    with (tmp_path / "a.png").open("rb") as file:
+        yield file
+
+
+def is_red(array: object) -> bool:
+    return isinstance(array, np.ndarray) and bool((array == RED).all())
+
+
+def idle(decoders: Decoders) -> Decoder:
+    return decoders._free[0]
+
+
+def test_one_process_does_one_file_after_the_other(decoders: Decoders, picture: IO[bytes]) -> None:
+    assert decoders.measure("image", picture, False, LIMITS, NEVER) == 12 * 8 * 12
+    first = idle(decoders)
+    for _ in range(3):
+        found = decoders.read("image", picture, False, LIMITS, NEVER)
+        assert is_red(found)
+    assert isinstance(found, np.ndarray)
+    found[0] = 0  # it is the reader's own
+    assert idle(decoders) is first
+
+
+def test_one_that_was_killed_costs_one_file(decoders: Decoders, picture: IO[bytes]) -> None:
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    dead = idle(decoders)
+    dead._process.kill()
+    dead._process.wait()
+    with pytest.raises(BadInput, match="has ended the decoder"):
+        decoders.read("image", picture, False, LIMITS, NEVER)
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+    assert idle(decoders) is not dead
+
+
+def test_one_that_hangs_is_killed(decoders: Decoders, picture: IO[bytes]) -> None:
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    hung = idle(decoders)._process
+    hung.send_signal(signal.SIGSTOP)
+    with pytest.raises(BadInput, match="takes too long to decode"):
+        decoders.read("image", picture, False, replace(LIMITS, decode_s=0.2), NEVER)
+    assert hung.returncode == -signal.SIGKILL
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+
+
+def test_what_is_not_wanted_any_more_ends(decoders: Decoders, picture: IO[bytes]) -> None:
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    idle(decoders)._process.send_signal(signal.SIGSTOP)
+    over = threading.Event()
+    over.set()
+    with pytest.raises(Stopped):
+        decoders.read("image", picture, False, LIMITS, over)
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+
+
+def test_memory_has_a_bound(decoders: Decoders, tmp_path: Path) -> None:
+    """Whatever a file brings a decoder to ask for."""
+    (tmp_path / "a.mp4").write_bytes(video(2, (1280, 720)))
+    with (tmp_path / "a.mp4").open("rb") as file:
+        process = psutil.Process(idle_after(decoders, file)._process.pid)
+        assert process.rlimit(psutil.RLIMIT_AS)[0] == 2 * LIMITS.memory + (6 << 30)
+
+
+def idle_after(decoders: Decoders, file: IO[bytes]) -> Decoder:
+    decoders.measure("video", file, False, LIMITS, NEVER)
+    return idle(decoders)
+
+
+def test_they_end_with_their_worker(decoders: Decoders, picture: IO[bytes]) -> None:
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    process = idle(decoders)._process
+    idle(decoders)._socket.close()  # as the kernel does for a worker that was killed
+    until(lambda: process.poll() is not None, what="the decoder's end")
+    assert process.returncode == 0

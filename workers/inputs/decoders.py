@@ -1,0 +1,167 @@
+"""The worker's side of its decoders: processes that are started when they are needed, and again when one was lost."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import IO
+
+import numpy as np
+from saggar.engine.media import Clip, Media, Sound
+from saggar.workers.inputs.bad import BadInput
+from saggar.workers.inputs.decoder import ORDER_BYTES
+from saggar.workers.inputs.policy import Limits
+
+MOST = 4
+_LOOK_S = 0.1
+_START_S = 300.0
+_ALLOWED = "files that can be decoded"
+
+
+class Stopped(Exception):
+    """Nobody wants it any more."""
+
+
+class Decoder:
+    """One process. An order at a time; after an error it must be ended."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "saggar.workers.inputs.decoder", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._socket = ours
+        self._ready = False
+
+    def ask(
+        self, order: Mapping[str, object], fds: list[int], timeout_s: float, over: threading.Event
+    ) -> dict[str, object]:
+        """The answer. Raises BadInput when the file has ended the process or took too long, and Stopped."""
+        if not self._ready:  # the time is for the file
+            self._receive(_START_S, over)
+            self._ready = True
+        try:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
+        except OSError as error:
+            raise BadInput(f"has ended the decoder ({error.strerror})", _ALLOWED) from error
+        return self._receive(timeout_s, over)
+
+    def _receive(self, timeout_s: float, over: threading.Event) -> dict[str, object]:
+        deadline = time.monotonic() + timeout_s
+        while not select.select([self._socket], [], [], _LOOK_S)[0]:
+            if over.is_set():
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise BadInput("takes too long to decode", f"files that are decoded within {timeout_s:g} s")
+        try:
+            data = self._socket.recv(ORDER_BYTES)
+        except OSError as error:
+            raise BadInput(f"has ended the decoder ({error.strerror})", _ALLOWED) from error
+        if not data:
+            raise BadInput("has ended the decoder", _ALLOWED)
+        answer: dict[str, object] = json.loads(data)
+        return answer
+
+    def end(self) -> None:
+        """At once."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class Decoders:
+    """At most so many processes, which threads share. Close it."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._seats = threading.Semaphore(most)
+        self._free: list[Decoder] = []
+        self._lock = threading.Lock()
+
+    def measure(self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event) -> int:
+        """The memory that decoding the file takes, in bytes. Raises BadInput and Stopped."""
+        found = self._ask(_order(kind, alpha, limits, read=False), [file.fileno()], limits, over)["bytes"]
+        assert isinstance(found, int)
+        return found
+
+    def read(self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event) -> Media:
+        """The file decoded; its arrays lie in memory that the decoder has filled. Raises BadInput and Stopped."""
+        memory = os.memfd_create("saggar-input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            order = _order(kind, alpha, limits, read=True)
+            answer = self._ask(order, [file.fileno(), memory], limits, over)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # or reading it could be a crash
+            return _media(kind, answer, mmap.mmap(memory, 0, access=mmap.ACCESS_COPY))
+        finally:
+            os.close(memory)
+
+    def close(self) -> None:
+        """Ends those that are idle; the others end with what they do."""
+        with self._lock:
+            for decoder in self._free:
+                decoder.end()
+            self._free.clear()
+
+    def _ask(
+        self, order: Mapping[str, object], fds: list[int], limits: Limits, over: threading.Event
+    ) -> dict[str, object]:
+        with self._one(over) as decoder:
+            answer = decoder.ask(order, fds, limits.decode_s, over)
+        if isinstance(bad := answer.get("bad"), list):
+            raise BadInput(str(bad[0]), str(bad[1]))
+        return answer
+
+    @contextmanager
+    def _one(self, over: threading.Event) -> Iterator[Decoder]:
+        while not self._seats.acquire(timeout=_LOOK_S):
+            if over.is_set():
+                raise Stopped
+        try:
+            with self._lock:
+                decoder = self._free.pop() if self._free else None
+            decoder = decoder or Decoder()
+            try:
+                yield decoder
+            except BaseException:
+                decoder.end()
+                raise
+            with self._lock:
+                self._free.append(decoder)
+        finally:
+            self._seats.release()
+
+
+def _order(kind: str, alpha: bool, limits: Limits, *, read: bool) -> dict[str, object]:
+    return {"kind": kind, "alpha": alpha, "limits": asdict(limits), "read": read}
+
+
+def _media(kind: str, answer: Mapping[str, object], memory: mmap.mmap) -> Media:
+    """What the decoder says is checked by numpy against the memory's size."""
+    places = answer["arrays"]
+    assert isinstance(places, dict)
+
+    def array(name: str, dtype: type) -> np.ndarray:
+        place = places[name]
+        return np.ndarray(tuple(map(int, place["shape"])), dtype, memory, int(place["offset"]))
+
+    sound = None
+    if "samples" in places:
+        sound = Sound(array("samples", np.float32), int(str(answer["rate"])))
+    if kind == "audio":
+        assert sound is not None
+        return sound
+    pixels = array("pixels", np.uint8)
+    return Clip(pixels, float(str(answer["fps"])), sound) if kind == "video" else pixels
