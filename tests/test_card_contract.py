@@ -29,6 +29,7 @@ SPREAD: dict[str, list[dict[str, Any]]] = {
         {"guidance_scale": 2},
         {"guidance_scale": 0.1 + 0.2},
     ],
+    "hunyuan-video15-i2v": [{"num_frames": 9}, {"guidance_scale": 2}],
     "stable-audio": [{"guidance_scale": 2}, {"audio_end_in_s": None, "audio_start_in_s": 0.1}],
 }
 """Beside the defaults: unlike order and types, text that JSON must escape, whole numbers for fractions."""

@@ -109,6 +109,39 @@ class Turned:
         return projected
 
 
+class Padded:
+    """Video and text in one sequence, the video first, texts filled up: HunyuanVideo-1.5.
+
+    Keys alone are masked. diffusers masks queries too, for which it makes a mask of the sequence's length squared; what
+    a token sees that only fills up goes nowhere.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, L, C] each, to the same shapes; the mask [B, L] is the text's."""
+        length, text = hidden_states.shape[1], encoder_hidden_states
+        q, k, v = _heads(attn, attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
+        q, k = (
+            apply_rotary_emb(x, image_rotary_emb, sequence_dim=1)
+            for x in (_normed(q, attn.norm_q), _normed(k, attn.norm_k))
+        )
+        own = _heads(attn, attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text))
+        added = (_normed(own[0], attn.norm_added_q), _normed(own[1], attn.norm_added_k), own[2])
+        q, k, v = (torch.cat(pair, dim=1) for pair in zip((q, k, v), added, strict=True))
+        mask = torch.nn.functional.pad(attention_mask.bool(), (length, 0), value=True)
+        out = attend(self.site, q, k, v, mask).flatten(2).to(q.dtype)
+        return attn.to_out[1](attn.to_out[0](out[:, :length])), attn.to_add_out(out[:, length:])
+
+
 class Linear:
     """Linear attention whose sum over the keys goes over all ranks of an axis: Sana (Xie et al., arXiv 2410.10629).
 
@@ -164,6 +197,7 @@ REPLACED: Mapping[str, Callable[[Site], Any]] = {
     "SanaAttnProcessor2_0": Plain,
     "JointAttnProcessor2_0": Joint,
     "StableAudioAttnProcessor2_0": Turned,
+    "HunyuanVideo15AttnProcessor2_0": Padded,
 }
 SEAMLESS = {"SanaLinearAttnProcessor2_0"}
 """Linear attention: a sum over the keys, for which there is no kernel to choose."""

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
 from saggar.engine.config import Pixels
+from saggar.engine.media import Media
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.request import Request
 
@@ -157,10 +159,22 @@ def guided(predictions: Mapping[str, torch.Tensor], scale: float) -> torch.Tenso
 
 def to_pixels(images: torch.Tensor, pixels: Pixels) -> list[np.ndarray]:
     """Pictures [n, 3, H, W] in -1..1 to H×W×3 arrays: uint8, or float32 in 0..1. Rounds as diffusers does."""
+    return list(pixel_array(images, pixels))
+
+
+def pixel_array(images: torch.Tensor, pixels: Pixels) -> np.ndarray:
+    """The same as one array [n, H, W, 3]: the frames of a video."""
     scaled = (images * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float()
     if pixels == "uint8":
         scaled = (scaled * 255).round().to(torch.uint8)
-    return list(scaled.cpu().contiguous().numpy())
+    whole: np.ndarray = scaled.cpu().contiguous().numpy()
+    return whole
+
+
+def picture(array: Media) -> Any:
+    """An input picture [H, W, 3 or 4] as PIL's RGB, which pipelines take; alpha is left out."""
+    assert isinstance(array, np.ndarray)
+    return Image.fromarray(array).convert("RGB")
 
 
 def split(

@@ -29,7 +29,7 @@ _F = TypeVar("_F", bound=type[AnyFamily])
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NAMESPACE = "saggar"
 _SHOWN = 100
-_WITH_TORCH = {"common"}
+_WITH_TORCH = {"common", "hunyuan_video15_parts", "wan_picture"}
 """Modules here that the engine's process must not import. Sub-packages hold no families."""
 
 

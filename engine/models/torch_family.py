@@ -28,7 +28,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
     `loaded_as`: for a component, the class of its library that the family loads in place of the checkpoint's.
     """
 
-    pipeline: ClassVar[str]
+    pipeline: str
     loaded_as: ClassVar[Mapping[str, str]] = {}
 
     def load(self, placement: Placement) -> None:

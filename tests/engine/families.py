@@ -15,11 +15,14 @@ from tests.engine.media_made import (
     as_pil,
     as_pil_of_its_size,
     as_waves,
+    clips_of,
     films_of,
     made,
     pictures_of,
+    plainly,
     sounds_of,
 )
+from tests.engine.video_made import as_ends, by_guider, without_ftfy
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"height": 60}, "params.height"),
@@ -39,6 +42,8 @@ class Case:
     inputs, such as another size or number, compared each for itself; resized: they share a key, for all are brought
     to one size. given: what the plain pipeline is called with for
     them. made: the media of one output, from what that call returns.
+    called: how the plain pipeline is called with all that. added: parameters that are none of its arguments.
+    strip: frames of a preview, side by side.
     brief: CI compares the main things alone, for another case of this code is compared in all; once: only one batch.
     guided: parameters that ask for classifier-free guidance. scale: the parameter that is its strength.
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
@@ -66,6 +71,9 @@ class Case:
     resized: bool = False
     given: Given = as_pil
     made: Callable[[Any], list[Media]] = pictures_of
+    called: Callable[..., Any] = plainly
+    added: tuple[str, ...] = ()
+    strip: int = 1
     brief: bool = False
     once: bool = False
     scale: str = "guidance_scale"
@@ -315,6 +323,78 @@ LTX2_PICTURE = replace(
     resized=True,
     options=({"image_crf": 0},),
 )
+ODD = {"height": 48, "width": 80, "num_frames": 9}
+"""Another size of a video: of 45 tokens for Wan and HunyuanVideo-1.5."""
+WAN = Case(
+    "wan-a14b",
+    "WanPipeline",
+    task="t2v",
+    made=clips_of(16.0),
+    added=("fps",),
+    strip=2,
+    another=ODD,
+    unlike={"guidance_scale": 1.0},
+    options=({"guidance_scale_2": 1.5}, {"guidance_scale_2": 0.0}, {"num_frames": 1}),
+    samplers=(
+        {"flow_shift": 8.0},
+        {"solver_order": 3},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5.0},
+    ),
+    stochastic={
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "stochastic_sampling": True,
+    },
+    refused=(
+        ({"height": 60}, "params.height"),
+        ({"width": 20_000}, "params.width"),
+        ({"num_frames": 6}, "params.num_frames"),
+        ({"num_frames": 0}, "params.num_frames"),
+        ({"num_inference_steps": 0}, "params.num_inference_steps"),
+        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
+        ({"max_sequence_length": 513}, "params.max_sequence_length"),
+        ({"fps": 0}, "params.fps"),
+        ({"warp": 0.5}, "params.warp"),
+    ),
+)
+WAN_I2V = replace(
+    WAN,
+    name="wan-i2v",
+    class_name="WanImageToVideoPipeline",
+    task="i2v",
+    inputs={"image": [(50, 70)]},
+    others=({"image": [(64, 64)]},),
+    resized=True,
+    given=as_ends,
+    called=without_ftfy,
+    brief=True,
+    options=(),
+    refused=(
+        *WAN.refused,
+        ({"guidance_scale_2": 2.0}, "params.guidance_scale_2"),
+        ({"max_sequence_length": 64}, "params.max_sequence_length"),
+    ),
+)
+HUNYUAN = Case(
+    "hunyuan-video15",
+    "HunyuanVideo15Pipeline",
+    task="t2v",
+    made=clips_of(24.0),
+    called=by_guider,
+    added=("fps", "guidance_scale"),
+    strip=2,
+    brief=True,
+    another=ODD,
+    options=({"num_frames": 1}, {"height": None, "width": None}),
+    refused=(
+        ({"height": 60}, "params.height"),
+        ({"width": 10_000}, "params.width"),
+        ({"width": None}, "params.width"),
+        ({"num_frames": 6}, "params.num_frames"),
+        ({"num_inference_steps": 0}, "params.num_inference_steps"),
+        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
+        ({"max_sequence_length": 64}, "params.max_sequence_length"),
+    ),
+)
 CASES = [
     FLUX,
     SD3,
@@ -362,11 +442,42 @@ CASES = [
     replace(
         LTX2, name="ltx2-2.0", model="ltx2-i2v", once=True, options=({"decode_noise_scale": 0.3},), refused=()
     ),
+    WAN,
+    WAN_I2V,
+    replace(
+        WAN_I2V,
+        name="wan-5b-i2v",
+        model="wan-5b",
+        another={"height": 96, "width": 160, "num_frames": 9},
+        options=({"num_frames": 1},),
+        refused=(*WAN.refused, ({"guidance_scale_2": 2.0}, "params.guidance_scale_2")),
+    ),
+    HUNYUAN,
+    replace(
+        HUNYUAN,
+        name="hunyuan-video15-i2v",
+        class_name="HunyuanVideo15ImageToVideoPipeline",
+        task="i2v",
+        inputs={"image": [(50, 70)]},
+        others=({"image": [(70, 50)]},),
+        given=as_ends,
+        small={"num_frames": 1},
+        another={"num_frames": 9},
+        options=({"num_frames": 1},),
+        refused=(({"height": 64, "width": 64}, "params.height"), *HUNYUAN.refused[3:]),
+    ),
 ]
 VARIANTS = [
     replace(FLUX, name="flux-schnell"),
     replace(SDXL, name="sdxl-distilled"),
     replace(KLEIN, name="flux2-klein-distilled"),
+    replace(WAN, name="wan"),
+    replace(WAN, name="wan-5b", another={"height": 96, "width": 160, "num_frames": 9}),
+    replace(WAN_I2V, name="wan-flf", inputs={"image": [(50, 70), (40, 40)]}, others=()),
+    replace(WAN_I2V, name="wan-i2v-a14b"),
+    replace(
+        WAN_I2V, name="wan-flf-a14b", model="wan-i2v-a14b", inputs={"image": [(50, 70), (40, 40)]}, others=()
+    ),
 ]
 """Other checkpoints of the same families: compared once, in a batch."""
 BY_NAME = {case.name: case for case in CASES + VARIANTS}

@@ -101,6 +101,16 @@ def films_of(result: Any) -> list[Media]:
     return [Clip(frames, 24.0, Sound(wave.T.float().numpy().clip(-1, 1), 8000)) for frames, wave in films]
 
 
+def clips_of(fps: float) -> Callable[[Any], list[Media]]:
+    """The same of one that makes videos, of which the pipeline does not say how fast they are shown."""
+    return lambda result: [Clip(frames, fps) for frames in result.frames]
+
+
+def plainly(pipeline: Any, **arguments: Any) -> Any:
+    """Called as it is."""
+    return pipeline(**arguments)
+
+
 def arrays(media: Sequence[Media]) -> list[np.ndarray]:
     """Pictures, frames and samples, in order; a clip's sound behind its frames."""
     found: list[np.ndarray] = []

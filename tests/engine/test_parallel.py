@@ -32,6 +32,8 @@ PAIRS = [
     ("z-image", Way(ulysses=2, cfg=2)),
     ("sdxl", Way(cfg=3)),
     ("ltx2", Way(ulysses=2)),  # a cut video and a whole sound
+    ("wan-5b-i2v", Way(ulysses=2)),  # a timestep a token
+    ("hunyuan-video15", Way(ring=2)),  # texts of unlike length
 ]
 UNPLANNED = ("sdxl", "sdxl-distilled")
 """Tiny models whose families have no sequence plan."""

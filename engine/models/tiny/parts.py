@@ -115,12 +115,12 @@ def clip(projection: bool) -> Any:
     return CLIPTextModelWithProjection(config) if projection else CLIPTextModel(config)
 
 
-def t5(width: int = 32) -> Any:
-    """T5's encoder."""
+def t5(width: int = 32, vocabulary: int | None = None) -> Any:
+    """T5's encoder, for the tokenizer below unless it has another vocabulary."""
     from transformers import T5Config, T5EncoderModel
 
     config = T5Config(
-        vocab_size=len(_t5_vocabulary()),
+        vocab_size=vocabulary or len(_t5_vocabulary()),
         d_model=width,
         d_kv=8,
         d_ff=37,
@@ -129,6 +129,22 @@ def t5(width: int = 32) -> Any:
         dropout_rate=0.0,
     )
     return T5EncoderModel(config)
+
+
+def umt5(width: int = 32) -> Any:
+    """UMT5's encoder: each layer has positions of its own."""
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    config = UMT5Config(
+        vocab_size=len(_t5_vocabulary()),
+        d_model=width,
+        d_kv=8,
+        d_ff=37,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+    )
+    return UMT5EncoderModel(config)
 
 
 def gemma() -> Any:

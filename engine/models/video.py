@@ -1,0 +1,86 @@
+"""What families of videos share: a number of frames that the autoencoder can make, clips, and previews as a strip.
+
+Latents are [outputs, channels, frames, h, w] where a family's `images` gives them; the first latent frame is one frame
+of the video, each other one as many as the autoencoder's factor in time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from saggar.engine.errors import InvalidRequest
+from saggar.engine.media import Clip, Medium
+from saggar.engine.models.state import RequestState
+from saggar.engine.models.torch_family import TorchFamily
+from saggar.engine.request import Request
+
+if TYPE_CHECKING:
+    import torch
+STRIP = 4
+"""Frames of a preview, side by side; fewer where there are not as many."""
+
+
+class VideoParams(Protocol):
+    """The parameters that the families have in common; `fps` is only written into the clip."""
+
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def fps(self) -> float: ...
+
+
+K = TypeVar("K", bound=VideoParams)
+
+
+class VideoFamily(TorchFamily[K]):
+    """Each output is a Clip without sound."""
+
+    medium: ClassVar[Medium] = "video"
+    tasks: tuple[str, ...] = ("t2v",)
+
+    @abstractmethod
+    def frame_factor(self) -> int:
+        """Frames of a latent frame, from the configuration alone."""
+
+    def preprocess(self, request: Request) -> Request:
+        """The pipelines round a number of frames that does not fit, with a warning; here it is refused."""
+        params: K = self._build_params(request.params)
+        factor = self.frame_factor()
+        if params.num_frames % factor != 1 % factor:
+            raise InvalidRequest(
+                "params.num_frames",
+                f"{params.num_frames} is off the grid",
+                f"1 more than a multiple of {factor}",
+            )
+        return request
+
+    def latent_frames(self, params: K) -> int:
+        """Latent frames of a video."""
+        return (params.num_frames - 1) // self.frame_factor() + 1
+
+    def post_decode(self, states: Sequence[RequestState[torch.Tensor, K, Any]]) -> list[list[Clip]]:
+        """One output after the other: the memory of a decoded video is many times that of its latents."""
+        return [self._clips(state) for state in states]
+
+    def _clips(self, state: RequestState[torch.Tensor, K, Any]) -> list[Clip]:
+        from saggar.engine.models.common import pixel_array
+
+        clips = []
+        latents = self.images(state)
+        for index in range(len(latents)):
+            video = self.decode(self.unscale(latents[index : index + 1]))
+            frames = pixel_array(video[0].transpose(0, 1), self._placement.pixels)
+            clips.append(Clip(frames, state.params.fps))
+        return clips
+
+    def preview(self, state: RequestState[torch.Tensor, K, Any]) -> np.ndarray:
+        """Some frames of the first output side by side, [h, STRIP · w, 3]: mixtures of its latent channels."""
+        from saggar.engine.models.common import rgb_preview
+
+        latents = self.images(state)[0]
+        length = latents.shape[1]
+        chosen = np.linspace(0, length - 1, min(STRIP, length)).round().astype(int).tolist()
+        return rgb_preview(latents[:, chosen].transpose(1, 2).flatten(2))
