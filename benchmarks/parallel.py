@@ -138,6 +138,9 @@ def main() -> None:
     parser.add_argument(
         "--kernel", default="torch_sdpa", help="of both, where diffusers has it under a name of its own"
     )
+    parser.add_argument(
+        "--only", nargs="+", help="lines that have one of these in their names, and the first"
+    )
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--profile", action="store_true", help="show where the device's time goes, by kernel")
     options = parser.parse_args()
@@ -145,7 +148,7 @@ def main() -> None:
     for model in options.model:
         job = Job(
             model,
-            ways(ranks, options.compile, options.graphs),
+            _only(ways(ranks, options.compile, options.graphs), options.only),
             options.device,
             options.compile,
             options.kernel,
@@ -188,6 +191,12 @@ def ways(ranks: int, compiled: bool, graphs: bool) -> tuple[Way, ...]:
         name = f"ours, Ulysses {ranks}, {'CUDA graphs, ' if graphs else ''}reordered by the compiler"
         plain.append(Way(name, ulysses, True, graphs, True))
     return tuple(plain)
+
+
+def _only(every: tuple[Way, ...], words: Sequence[str] | None) -> tuple[Way, ...]:
+    return tuple(
+        way for i, way in enumerate(every) if not i or words is None or any(w in way.name for w in words)
+    )
 
 
 def world(job: Job) -> list[float | str]:
@@ -247,8 +256,9 @@ def measured(job: Job, way: Way, number: int, device: torch.device, dtype: torch
     torch._inductor.config.reorder_for_compute_comm_overlap = way.overlap
     if job.compiled:
         model.compile_repeated_blocks()  # type: ignore[operator]
+    platform = place(EngineConfig(model="any", device=job.device), slot=number)[1]
     if way.graphs:
-        place(EngineConfig(model="any", device=job.device), slot=number)[1].record(model)
+        platform.record(model)
     spread = OverRanks(mesh.cfg, device) if mesh.cfg.size > 1 else None
 
     def step() -> None:
@@ -262,7 +272,8 @@ def measured(job: Job, way: Way, number: int, device: torch.device, dtype: torch
             shown = _profiled(step, device)
             if number == 0:
                 print(f"{way.name}\n{shown}", flush=True)
-        return took
+    platform.forget()
+    return took
 
 
 def _theirs(model: Any, degrees: Degrees, kernel: str) -> None:

@@ -52,6 +52,9 @@ class Platform(Protocol):
     def record(self, module: torch.nn.Module) -> None:
         """From now on its forward is recorded once for each kind of inputs and played again. Unsupported: not here."""
 
+    def forget(self) -> None:
+        """Let go of what was recorded, before the ranks part."""
+
     def free_cache(self) -> None:
         """Give unused memory back to the device."""
 

@@ -36,6 +36,9 @@ class Cpu:
         """There is nothing to record."""
         raise Unsupported("cuda_graphs: this rank runs on the CPU; leave it out, or set device=cuda")
 
+    def forget(self) -> None:
+        """Nothing was recorded."""
+
     def free_cache(self) -> None:
         """The allocator keeps none that it could give back."""
 

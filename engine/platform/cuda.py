@@ -15,6 +15,9 @@ class Cuda:
     communication = "nccl"
     attention: Sequence[str] = ("torch_sdpa",)
 
+    def __init__(self) -> None:
+        self._recorded: list[Graphed] = []
+
     def available(self) -> bool:
         """At least one GPU and a torch that can use it."""
         return torch.cuda.is_available()
@@ -36,7 +39,14 @@ class Cuda:
 
     def record(self, module: torch.nn.Module) -> None:
         """As CUDA graphs."""
-        module.forward = Graphed(module.forward, type(module).__name__)
+        graphed = Graphed(module.forward, type(module).__name__)
+        self._recorded.append(graphed)
+        module.forward = graphed
+
+    def forget(self) -> None:
+        """CUDA graphs hold the communicators whose calls they recorded."""
+        for graphed in self._recorded:
+            graphed.forget()
 
     def free_cache(self) -> None:
         """Return cached blocks to the driver."""

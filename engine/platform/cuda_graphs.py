@@ -39,6 +39,10 @@ class Graphed:
         self._known: OrderedDict[object, _Recording] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle()
 
+    def forget(self) -> None:
+        """Let go of all recordings: the communication library cannot end while one of them holds its calls."""
+        self._known.clear()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns. Unsupported: it cannot be recorded."""
         leaves, spec = pytree.tree_flatten((args, kwargs))

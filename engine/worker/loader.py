@@ -83,6 +83,7 @@ def _with_torch(
         context=torch.inference_mode,
         extension=extension,
         free_memory=platform.free_cache,
+        close=platform.forget,
     )
     parts = [placement.numerics, attachment.numerics, *(["compiled"] if config.compile else [])]
     return runner, "/".join(parts)

@@ -98,6 +98,7 @@ def main(control: int, pulse: int, *links: int) -> int:
             channel.send(ready)
             started = True
             _serve(runner, inbox, channel, team)
+            runner.close()
     except ChannelClosed:
         return 0
     except BaseException as error:  # noqa: BLE001  (the parent is told, and the process ends)

@@ -37,7 +37,8 @@ class Runner:
     """Holds the states of the requests that this rank works on, by id.
 
     `max_rows` bounds one forward; `memory_errors` are the exceptions that mean "out of memory", after which
-    `free_memory` is called, the forward is tried again in halves, and the smaller limit is kept for its key.
+    `free_memory` is called, the forward is tried again in halves, and the smaller limit is kept for its key. `close` is
+    called when the rank ends as it should.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Runner:
         extension: Extension | None = None,
         free_memory: Callable[[], None] = lambda: None,
         activity: Activity | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.family = family
         self.limits = RowLimits(max_rows)
         self.free_memory = free_memory
+        self.close = close
         self._memory_errors = memory_errors
         self._context = context
         self.states: dict[str, State] = {}
