@@ -1,8 +1,8 @@
 """One job from its message to its record: start → engine → encode → spool → store → commit.
 
 The order is what makes a job seen once: objects first, then `result.json` (whoever makes it has won), then the ledger's
-record with its terminal event. Everything here may run twice; only one of them is seen. It runs in a thread of the
-Celery worker, one thread for each job in hand.
+record with its terminal event. Everything here may run twice; only one of them is seen. The line (line.py) takes many
+jobs through these steps at once; what a step has to wait for runs in a thread of the job's own.
 """
 
 from __future__ import annotations

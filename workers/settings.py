@@ -192,7 +192,7 @@ class WorkerSettings(BaseModel):
     def in_hand(self) -> int:
         """How many jobs this worker may hold: the running batch, the next, and those that are being uploaded.
 
-        The engine's room limits what it takes; this many threads keep it busy while a slow store holds up uploads.
+        The engine's room limits what it takes; so many in hand keep it busy while a slow store holds up uploads.
         """
         return self.concurrency or max(64, 8 * self.max_batch)
 

@@ -41,7 +41,7 @@ def revive_the_unlucky(site: Site, records: list[JobRecord]) -> list[JobRecord]:
     return [record for record in records if not record.dead]
 
 
-def weather(make_site: MakeSite, s3_server: S3Server, storm: Storm, timeout_s: float) -> None:
+def weather(storm: Storm, timeout_s: float) -> None:
     site, began = storm.site, time.monotonic()
     records = storm.run(timeout_s)
     took = time.monotonic() - began
@@ -64,7 +64,21 @@ def weather(make_site: MakeSite, s3_server: S3Server, storm: Storm, timeout_s: f
 def test_a_storm_over_200_jobs(make_site: MakeSite, s3_server: S3Server, seed: int, kind: Kind) -> None:
     site = make_site(s3=s3_server, lease_s=4.0, kind=kind)
     kills = {"worker": 4, "redis": 1, "s3": 1, "rank": 2}
-    weather(make_site, s3_server, Storm(site, seed, 200, kills, spread_s=20), timeout_s=150)
+    weather(Storm(site, seed, 200, kills, spread_s=20), timeout_s=150)
+
+
+def test_a_storm_over_200_jobs_into_a_folder(make_site: MakeSite) -> None:
+    """Small outputs are published in groups there."""
+    kills = {"worker": 5, "redis": 1, "rank": 2}
+    weather(Storm(make_site(lease_s=4.0), 3, 200, kills, spread_s=20), timeout_s=150)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("seed", "kind"), [(21, "valkey"), (22, "redis")])
+def test_a_storm_over_1000_jobs_into_a_folder(make_site: MakeSite, seed: int, kind: Kind) -> None:
+    kills = {"worker": 22, "redis": 5, "rank": 5}
+    weather(Storm(make_site(lease_s=6.0, kind=kind), seed, 1000, kills, spread_s=100), timeout_s=600)
 
 
 @pytest.mark.soak
@@ -75,4 +89,4 @@ def test_a_storm_over_200_jobs(make_site: MakeSite, s3_server: S3Server, seed: i
 def test_a_storm_over_1000_jobs(make_site: MakeSite, s3_server: S3Server, seed: int, kind: Kind) -> None:
     site = make_site(s3=s3_server, lease_s=6.0, kind=kind)
     kills = {"worker": 20, "redis": 5, "s3": 2, "rank": 5}
-    weather(make_site, s3_server, Storm(site, seed, 1000, kills, spread_s=100), timeout_s=600)
+    weather(Storm(site, seed, 1000, kills, spread_s=100), timeout_s=600)
