@@ -16,7 +16,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, Self, get_args
 from xml.sax.saxutils import escape
 
@@ -59,7 +59,7 @@ class Facts:
 
     def known(self) -> dict[str, int | float]:
         """Those that it has."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,7 @@ def _shortened(parameters: Parameters) -> Parameters:
     return {**prompts, **short, "shortened": True}
 
 
-def _json(value: JsonValue | Parameters) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 
 
 def _one_line(value: JsonValue) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
@@ -214,6 +214,7 @@ class Publisher:
             item = SpoolItem(
                 keys.output_key(*place, encoded.extension, part), encoded.data, encoded.content_type
             )
+            facts = encoded.facts
             side = None if number else self._sidecar(job, attempt, output, index, seed, encoded, part)
             described = ManifestOutput(
                 key=item.key,
@@ -224,7 +225,13 @@ class Publisher:
                 seed=seed,
                 sidecar=_described(side) if side else None,
                 part=part,
-                **asdict(encoded.facts),
+                width=facts.width,
+                height=facts.height,
+                frames=facts.frames,
+                fps=facts.fps,
+                duration_s=facts.duration_s,
+                sample_rate=facts.sample_rate,
+                channels=facts.channels,
             )
             yield [item, side] if side else [item], described
 
