@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import redis
 from celery.exceptions import Ignore
 from saggar.engine.handle import Handle, Reservation
+from saggar.engine.request import Output
 from saggar.jobs.ledger import NotStarted, Started
 from saggar.jobs.record import JobResult
 from saggar.jobs.schema import Job
@@ -136,6 +137,9 @@ class Line:
         except redis.RedisError as error:
             log.info("%d jobs wait for Redis: %s", len(ours), error)
             answers = [error] * len(ours)
+        except Exception as error:  # an answer that is not understood must not be the end of this thread
+            log.exception("%d jobs could not be taken up together", len(ours))
+            answers = [error] * len(ours)
         for work, answer in zip(ours, answers, strict=True):
             try:
                 self._enter(work, answer)
@@ -167,7 +171,8 @@ class Line:
         group: list[tuple[Work, Made]] = []
         for one in ended:
             finish = partial(self._service.finish, one.job, one.attempt, one.handle.result)
-            if one.handle.error() is None and self._group.takes(output := one.handle.result()):
+            output = self._small(one.handle)
+            if output is not None:
                 group.append((one.work, Made(one.job, one.attempt, output, finish)))
             else:
                 self._go_aside(one.work, partial(self._service.to_its_end, one.attempt, finish))
@@ -181,6 +186,13 @@ class Line:
             rest = partial(self._service.to_its_end, made.attempt, made.rest)
             (self._end_here if made.ended else self._go_aside)(work, rest)
 
+    def _small(self, handle: Handle) -> Output | None:
+        """The output, if it goes with others."""
+        if handle.error() is not None:
+            return None
+        output = handle.result()
+        return output if self._group.takes(output) else None
+
     # -- the ways out
 
     def _end_here(self, work: Work, rest: Rest) -> None:
@@ -192,7 +204,10 @@ class Line:
 
     def _go_aside(self, work: Work, rest: Rest) -> None:
         work.rest = rest
-        work.aside()
+        try:
+            work.aside()
+        except Exception:  # the pool is gone, and this worker in a moment: its leases go back
+            log.exception("%s: no thread for it", work.delivery.job_id)
 
     def _serve(self, inbox: Inbox[T], step: Callable[[Sequence[T]], None]) -> None:
         while items := inbox.take(GROUP):

@@ -181,6 +181,21 @@ def test_a_redis_that_is_away_at_the_start_is_waited_for(bench: Bench) -> None:
         whole(bench, job)
 
 
+def test_an_answer_that_is_not_understood_ends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_all, calls = Service.start_all, []
+
+    def once_wrong(self: Service, deliveries: object) -> object:
+        calls.append(deliveries)
+        if len(calls) == 1:
+            raise TypeError("a list was expected from Redis")
+        return start_all(self, deliveries)
+
+    monkeypatch.setattr(Service, "start_all", once_wrong)
+    for job in (bench.queue(), bench.queue()):
+        bench.take(job)
+        assert whole(bench, job).attempt == 1
+
+
 def between(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, do: Callable[[], None], error: bool = False
 ) -> None:
