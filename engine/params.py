@@ -10,8 +10,9 @@ applied. Parameters are scalars or lists of scalars.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 from saggar.engine.errors import InvalidRequest, LoadError
@@ -48,25 +49,51 @@ _SAID = {
 }
 
 
-def schema_of(params: type, *narrowings: Narrowing) -> JsonSchema:
-    """JSON Schema of the data class `params` with narrowings applied in order.
+def or_null(**defaults: ParamValue) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra`: null is a value too, for which the family puts one in before it builds its parameters;
+    `defaults` are those of tasks that have another.
+    """
+
+    def extend(schema: dict[str, Any]) -> None:
+        rules = {word: schema.pop(word) for word in [*schema] if word not in _NOTES}
+        schema["anyOf"] = [rules, {"type": "null"}]
+        if defaults:
+            schema["x-defaults"] = defaults
+
+    return extend
+
+
+def schema_of(params: type, *narrowings: Narrowing, settings: Narrowing = MappingProxyType({})) -> JsonSchema:
+    """JSON Schema of the data class `params` with narrowings applied in order, `settings` last: a default of those is
+    meant for every task. Rules of a field that may be null are for what is not.
 
     KeyError: an unknown field. LoadError as in `check_schema`.
     """
     schema = cast(JsonSchema, TypeAdapter(params).json_schema())
     properties = _properties(schema)
-    for name, words in (item for narrowing in narrowings for item in narrowing.items()):
+    for name, words in (item for narrowing in (*narrowings, settings) for item in narrowing.items()):
         if name not in properties:
             raise KeyError(f"no parameter {name!r}: there are {', '.join(properties)}")
-        if "default" in words:  # it is meant for every task
+        _narrow(properties[name], words)
+    for name, words in settings.items():
+        if "default" in words and "x-defaults" not in words:
             properties[name].pop("x-defaults", None)
-        properties[name].update(words)
     for words in properties.values():
         words.pop("title", None)
     schema["additionalProperties"] = False
     schema.pop("description", None)
     check_schema(schema)
     return schema
+
+
+def _narrow(own: dict[str, JsonValue], words: Mapping[str, JsonValue]) -> None:
+    if "anyOf" not in own or "anyOf" in words:
+        own.update(words)
+        return
+    own.update({word: value for word, value in words.items() if word in _NOTES})
+    for option in _options(own):
+        if option.get("type") != "null":
+            option.update({word: value for word, value in words.items() if word not in _NOTES})
 
 
 def check_schema(schema: JsonSchema) -> None:

@@ -65,7 +65,7 @@ class Family(ABC, Generic[T, P, S]):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.schema: JsonSchema = schema_of(self.Params, self.narrowing(), checkpoint.narrowing)
+        self.schema: JsonSchema = schema_of(self.Params, self.narrowing(), settings=checkpoint.narrowing)
         self.limits: dict[str, int] = {**LIMITS, **checkpoint.limits}
         self.counters: dict[str, int] = {}
         self.spread: Spread[T] = Alone()
@@ -85,7 +85,7 @@ class Family(ABC, Generic[T, P, S]):
         check_common(request, self.limits)
         check_inputs(request.inputs, self.inputs_of(request.task))
         params = check_params(request.params, self.schema, request.task)
-        self._build_params(params)
+        self.params_of(replace(request, params=params))
         negative = (
             self.checkpoint.negative_prompt if request.negative_prompt is None else request.negative_prompt
         )
@@ -136,6 +136,12 @@ class Family(ABC, Generic[T, P, S]):
             task_inputs={task: found for task in self.tasks if (found := self.inputs_of(task))},
         )
 
+    def params_of(self, request: Request) -> P:
+        """Hook: the parameters as the verbs see them, where some follow from others or from the inputs. The request's
+        are complete.
+        """
+        return self._build_params(request.params)
+
     def _build_params(self, params: Mapping[str, ParamValue]) -> P:
         try:
             built: P = self.Params(**params)
@@ -146,7 +152,7 @@ class Family(ABC, Generic[T, P, S]):
 
     def new_state(self, request: Request) -> RequestState[T, P, S]:
         """The empty state of a validated request."""
-        return RequestState(request, self._build_params(request.params))
+        return RequestState(request, self.params_of(request))
 
     def warmup_request(self, kind: WarmUp) -> Request:
         """The request that warms this kind up, of the first task. InvalidRequest: the model does not take it."""

@@ -58,7 +58,7 @@ class FromImage(TorchFamily[B]):
     def preprocess(self, request: Request) -> Request:
         """InvalidRequest: a strength that leaves no step."""
         request = super().preprocess(request)
-        params: B = self._build_params(request.params)
+        params: B = self.params_of(request)
         if request.task in self.pipelines and self.steps_of(params) < 1:
             steps = params.num_inference_steps
             raise InvalidRequest(

@@ -28,8 +28,6 @@ class PackedParams(Protocol):
     def height(self) -> int: ...
     @property
     def width(self) -> int: ...
-    @property
-    def max_sequence_length(self) -> int: ...
 
 
 K = TypeVar("K", bound=PackedParams)
@@ -57,16 +55,24 @@ class PackedFamily(TorchFamily[K]):
             "maximum": LARGEST_LATENT * factor,
             "multipleOf": CELL * factor,
         }
-        usual = self.Params.max_sequence_length
-        text = text_length(self.checkpoint, self.tokenizer, usual, self.longest_text)
-        return {"height": size, "width": size, "max_sequence_length": text}
+        words = {"height": size, "width": size}
+        if hasattr(self.Params, "max_sequence_length"):
+            usual = self.Params.max_sequence_length
+            text = text_length(self.checkpoint, self.tokenizer, usual, self.longest_text)
+            words["max_sequence_length"] = text
+        return words
 
     def cost(self, request: Request) -> int:
-        """Image tokens and at most as many text tokens as are allowed, of each row and branch."""
-        params: K = self._build_params(request.params)
+        """Tokens of the image, of its references, and as many of the text as are allowed, of each row and branch."""
+        params: K = self.params_of(request)
         high, wide = _cells(params, vae_factor(self.checkpoint.config("vae")))
-        tokens = high * wide + params.max_sequence_length
+        text = getattr(params, "max_sequence_length", self.longest_text)
+        tokens = high * wide + self.reference_tokens(request) + text
         return request.rows * len(self.branches_of(params, request)) * tokens
+
+    def reference_tokens(self, request: Request) -> int:
+        """Hook: of the pictures that stand behind the latents in each forward."""
+        return 0
 
     def branches(self, state: RequestState[torch.Tensor, K, Any]) -> tuple[str, ...]:
         """The same in every step."""

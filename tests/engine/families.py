@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from saggar.engine import Request
@@ -17,9 +18,11 @@ from tests.engine.media_made import (
     as_waves,
     clips_of,
     films_of,
+    keeping_references,
     made,
     pictures_of,
     plainly,
+    smaller_references,
     sounds_of,
 )
 from tests.engine.video_made import as_ends, by_guider, without_ftfy
@@ -39,9 +42,9 @@ class Case:
     """`name` is the tiny model's unless `model` is; `class_name` is the plain pipeline's.
 
     task: that of its requests. inputs: the shapes of what they are given, made of their seeds. others: further sets of
-    inputs, such as another size or number, compared each for itself; resized: they share a key, for all are brought
-    to one size. given: what the plain pipeline is called with for
-    them. made: the media of one output, from what that call returns.
+    inputs, such as another size or number, compared each for itself; resized: they share a key, for all are brought to
+    one size. given: what the plain pipeline is called with for them. made: the media of one output, from what that call
+    returns.
     called: how the plain pipeline is called with all that. added: parameters that are none of its arguments.
     strip: frames of a preview, side by side.
     brief: CI compares the main things alone, for another case of this code is compared in all; once: only one batch.
@@ -234,7 +237,24 @@ MASKED: dict[str, Any] = {
     "inputs": {"image": ((48, 80),), "mask": ((80, 48),)},
     "others": ({"image": ((64, 64),), "mask": ((64, 64),)},),
 }
+FLUX2 = Case("flux2", "Flux2Pipeline", negative=False)
 KLEIN = Case("flux2-klein", "Flux2KleinPipeline", negative=False)
+
+
+def edited(case: Case, **fields: Any) -> Case:
+    """The case's model, with a reference picture; with two, and with one of another size."""
+    usual: dict[str, Any] = {
+        "name": f"{case.name}-edit",
+        "model": case.name,
+        "task": "edit",
+        "inputs": {"image": ((64, 72),)},
+        "others": ({"image": ((64, 72), (96, 64))}, {"image": ((128, 64),)}),
+        "brief": True,
+        "options": ({"height": None, "width": None, "num_inference_steps": 2},),
+    }
+    return replace(case, **(usual | fields))
+
+
 STABLE_AUDIO = Case(
     "stable-audio",
     "StableAudioPipeline",
@@ -395,6 +415,33 @@ HUNYUAN = Case(
         ({"max_sequence_length": 64}, "params.max_sequence_length"),
     ),
 )
+KONTEXT = replace(
+    FLUX,
+    name="flux-kontext",
+    class_name="FluxKontextPipeline",
+    wide=(128, 32),
+    called=keeping_references,
+    added=("auto_resize",),
+    options=({"max_area": 2048, "num_inference_steps": 2},),
+    brief=True,
+)
+QWEN_EDIT = edited(
+    QWEN_IMAGE,
+    model="",
+    class_name="QwenImageEditPipeline",
+    called=partial(smaller_references, "qwenimage.pipeline_qwenimage_edit"),
+    unlike={"true_cfg_scale": 1.0},
+    added=("reference_pixels",),
+    inputs={"image": ((64, 72),)},
+    others=({"image": ((128, 64),)},),
+)
+QWEN_EDIT_PLUS = replace(
+    QWEN_EDIT,
+    name="qwen-image-edit-plus",
+    class_name="QwenImageEditPlusPipeline",
+    called=partial(smaller_references, "qwenimage.pipeline_qwenimage_edit_plus"),
+    others=({"image": ((64, 72), (96, 64))}, {"image": ((128, 64),)}),
+)
 CASES = [
     FLUX,
     SD3,
@@ -403,8 +450,18 @@ CASES = [
     SANA,
     QWEN_IMAGE,
     Z_IMAGE,
-    Case("flux2", "Flux2Pipeline", negative=False),
+    FLUX2,
     KLEIN,
+    KONTEXT,
+    edited(
+        KONTEXT,
+        options=(*KONTEXT.options, {"height": 64, "width": 104, "num_inference_steps": 2}),
+        others=({"image": ((72, 50),)},),
+    ),
+    QWEN_EDIT,
+    QWEN_EDIT_PLUS,
+    edited(FLUX2),
+    edited(KLEIN),
     begun(FLUX, "FluxImg2ImgPipeline"),
     begun(FLUX, "FluxInpaintPipeline", **MASKED),
     SDXL_INPAINT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,6 +84,22 @@ def as_pil_of_its_size(request: Request) -> dict[str, Any]:
     height, width = (int(str(request.params.get(side, 64))) for side in ("height", "width"))
     picture = Image.fromarray(_array(request.inputs["image"][0])).convert("RGB")
     return {"image": picture.resize((width, height), Image.Resampling.LANCZOS)}
+
+
+def smaller_references(module: str, pipeline: Any, **given: Any) -> Any:
+    """What a pipeline returns that brings references to 1024×1024 pixels, were it 64×64."""
+    found: Any = import_module(f"diffusers.pipelines.{module}")
+    whole = found.calculate_dimensions
+    found.calculate_dimensions = lambda area, ratio: whole(area * 64**2 / 1024**2, ratio)
+    try:
+        return pipeline(**given)
+    finally:
+        found.calculate_dimensions = whole
+
+
+def keeping_references(pipeline: Any, auto_resize: bool = False, **given: Any) -> Any:
+    """What Kontext returns for references that keep their sizes, unless told otherwise."""
+    return pipeline(**given, _auto_resize=auto_resize)
 
 
 def pictures_of(result: Any) -> list[Media]:

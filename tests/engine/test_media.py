@@ -97,7 +97,7 @@ def test_a_default_of_the_checkpoint_is_for_every_task() -> None:
         scale: Annotated[float, Field(json_schema_extra={"x-defaults": {"i2i": 7.0}})] = 3.5
 
     assert check_params({}, schema_of(Params), "i2i") == {"scale": 7.0}
-    assert check_params({}, schema_of(Params, {"scale": {"default": 2.0}}), "i2i") == {"scale": 2.0}
+    assert check_params({}, schema_of(Params, settings={"scale": {"default": 2.0}}), "i2i") == {"scale": 2.0}
 
 
 def test_a_model_that_takes_files_is_warmed_up_with_blank_ones(

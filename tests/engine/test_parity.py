@@ -22,6 +22,7 @@ from saggar.engine import Cancelled, Engine, EngineConfig, InvalidRequest, Outpu
 from saggar.engine.media import Media
 from saggar.engine.models.base import Family
 from saggar.engine.models.capabilities import parameters
+from saggar.engine.models.source.qwen_processor import PictureProcessor
 from saggar.engine.request import INTERACTIVE
 
 from tests.engine.conftest import MakeEngine
@@ -84,6 +85,8 @@ def _plain(folder: Path, name: str) -> Plain:
     kind = getattr(diffusers, case.class_name)
     takes = inspect.signature(kind.__call__).parameters
     defaults = {field: own["default"] for field, own in words.items() if field in takes}
+    if (folder / "processor").exists():  # its half for videos needs torchvision
+        absent["processor"] = PictureProcessor.from_pretrained(str(folder / "processor"))
     pipeline = kind.from_pretrained(str(folder), **absent)
     pipeline.set_progress_bar_config(disable=True)
     seen: dict[str, list[Media]] = {}

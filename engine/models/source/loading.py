@@ -38,7 +38,7 @@ def load_pipeline(
     loaded_as: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """The pipeline over its parts, on the rank's device and without gradients. `loaded_as`: classes in place of those
-    that the checkpoint names, by component.
+    that the checkpoint names, by component, of the same library, or anywhere as `module:Class`.
 
     Weights come from safetensors alone: a pickle could run code. All files are looked at before any is loaded.
     LoadError: a missing or damaged component, wrong shapes, weights that lack names, no safetensors.
@@ -46,7 +46,7 @@ def load_pipeline(
     for library in LIBRARIES:
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
     kinds = {
-        name: _kind(checkpoint, name, loaded_as.get(name, source[1]))
+        name: _kind(checkpoint, name, source[1], loaded_as.get(name, ""))
         for name, source in checkpoint.components.items()
         if source
     }
@@ -76,8 +76,8 @@ def load_component(checkpoint: Checkpoint, name: str, placement: Placement) -> A
     return _load_part(kind, folder, weights, placement)
 
 
-def _kind(checkpoint: Checkpoint, name: str, class_name: str) -> type[Any]:
-    """The class of a component."""
+def _kind(checkpoint: Checkpoint, name: str, class_name: str, instead: str = "") -> type[Any]:
+    """The class of a component; `instead` is the family's word, not the checkpoint's."""
     source = checkpoint.components[name]
     assert source is not None
     library = source[0]
@@ -86,6 +86,10 @@ def _kind(checkpoint: Checkpoint, name: str, class_name: str) -> type[Any]:
             f"{checkpoint.folder}: component {name} is missing: {AGAIN}, or write [null, null] for it in"
             " model_index.json if the pipeline can do without"
         )
+    place, _, ours = instead.rpartition(":")
+    if place:
+        return getattr(importlib.import_module(place), ours)  # type: ignore[no-any-return]
+    class_name = ours or class_name
     # A checkpoint names classes, not modules to import at will.
     module = library if library in LIBRARIES else f"diffusers.pipelines.{library}"
     known = library in LIBRARIES or (library.isidentifier() and importlib.util.find_spec(module))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from saggar.engine.errors import Unsupported
 
-_SUPPORT = {"parts"}
+_SUPPORT = {"parts", "qwen_parts"}
 
 
 def tiny_models() -> list[str]:

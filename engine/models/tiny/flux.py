@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from saggar.engine.models.tiny.parts import clip, clip_tokenizer, save, t5, t5_tokenizer, vae
 
 
-def build(folder: Path, seed: int, guidance: bool = True, scheduler: Any = None) -> None:
-    """Write it into `folder`, with or without distilled guidance, with another scheduler if one is given."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+def build(
+    folder: Path,
+    seed: int,
+    guidance: bool = True,
+    scheduler: Any = None,
+    kind: str = "FluxPipeline",
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Write it into `folder`, with or without distilled guidance, with another scheduler if one is given, of another
+    pipeline, and with more defaults of its parameters.
+    """
+    import diffusers
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 
     transformer = FluxTransformer2DModel(
         in_channels=16,
@@ -32,4 +43,4 @@ def build(folder: Path, seed: int, guidance: bool = True, scheduler: Any = None)
         "tokenizer_2": t5_tokenizer(),
         "transformer": transformer,
     }
-    save(FluxPipeline, parts, folder, seed)
+    save(getattr(diffusers, kind), parts, folder, seed, defaults=defaults)

@@ -6,7 +6,7 @@ Tokenizers know single characters and are saved once: every process that loads t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,8 +255,15 @@ def gemma_tokenizer() -> Any:
     return GemmaTokenizer(vocab=_gemma_vocabulary(), merges=_gemma_merges(), model_max_length=4096)
 
 
-def bpe_tokenizer(words: str = "", chat_template: str | None = None, padding_side: str = "right") -> Any:
-    """Qwen's, of 512 tokens: bytes, and one token for each of `words` as they stand in that text."""
+def bpe_tokenizer(
+    words: str = "",
+    chat_template: str | None = None,
+    padding_side: str = "right",
+    special: Sequence[str] = (),
+) -> Any:
+    """Qwen's, of 512 tokens: bytes, and one token for each of `words` as they stand in that text; `special` are more
+    that stand for themselves.
+    """
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
 
@@ -269,7 +276,7 @@ def bpe_tokenizer(words: str = "", chat_template: str | None = None, padding_sid
         model_max_length=512,
         chat_template=chat_template,
         padding_side=padding_side,
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>", *special],
     )
 
 
@@ -281,11 +288,13 @@ def save(
     text: str | None = "max_sequence_length",
     defaults: Mapping[str, Any] | None = None,
     size: int | None = SIZE,
+    index: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> None:
     """Random weights for all parts, then the folder. Untouched, the output layers are near zero: one picture
     for all. `text` is the parameter that TEXT becomes the default of, `size` the default of height and width,
-    `defaults` are others; `config` goes to the pipeline.
+    `defaults` are others; `index` are words of model_index.json in place of those that the pipeline writes; `config`
+    goes to the pipeline.
     """
     import torch
 
@@ -296,6 +305,9 @@ def save(
             for name, value in part.named_parameters():
                 _randomise(name, value, generator)
     pipeline(**parts, **config).save_pretrained(str(folder), safe_serialization=True)
+    if index:
+        path = folder / "model_index.json"
+        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **index})
     sizes = {} if size is None else {"height": size, "width": size}
     values = {**sizes, **({text: TEXT} if text else {}), **(defaults or {})}
     write_json(
