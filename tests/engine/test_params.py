@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine import InvalidRequest, LoadError
-from saggar.engine.params import check_params, schema_of
+from saggar.engine.params import check_params, or_null, schema_of
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,29 @@ def test_later_narrowings_win() -> None:
 def test_a_narrowing_that_would_not_be_applied_is_refused() -> None:
     for name, words, complaint in (
         ("text", {"minLength": 2}, "the schema word 'minLength' is not supported"),
-        ("shift", {"maximum": 5}, "the schema word 'maximum' is not supported"),
+        ("shift", {"maxItems": 5}, "the schema word 'maxItems' is not supported"),
         ("size", {"default": 17}, "its default 17 is off the grid"),
         ("size", {"enum": [16, 24, 72]}, "its choice 72 is out of range"),
     ):
         with pytest.raises(LoadError, match=f"parameter {name}: {complaint}"):
             schema_of(Params, {name: words})
+
+
+def test_what_may_be_null_is_narrowed_where_it_is_not() -> None:
+    @dataclass
+    class Sided:
+        side: Annotated[int, Field(ge=1, json_schema_extra=or_null(edit=None))] = 8
+
+    assert check_params({}, schema_of(Sided), "edit") == {"side": None}
+    schema = schema_of(Sided, {"side": {"default": 16, "multipleOf": 16}})
+    assert (check_params({}, schema), check_params({}, schema, "edit")) == ({"side": 16}, {"side": None})
+    assert check_params({"side": None}, schema) == {"side": None}
+    with pytest.raises(InvalidRequest, match="side: 8 is off the grid .*multiple of 16 or null"):
+        check_params({"side": 8}, schema)
+    settings = schema_of(Sided, settings={"side": {"default": 4, "maximum": 4}})
+    assert check_params({}, settings, "edit") == {"side": 4}
+    with pytest.raises(InvalidRequest, match="side: 8 is out of range"):
+        check_params({"side": 8}, settings)
 
 
 def test_lists_may_have_a_length() -> None:
