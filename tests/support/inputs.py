@@ -78,8 +78,10 @@ def video(
     sound: np.ndarray | None = None,
     faststart: bool = True,
     color: tuple[int, int, int] = RED,
+    pix_fmt: str = "yuv420p",
+    picture: np.ndarray | None = None,
 ) -> bytes:
-    """Frames of one colour; `sound`: float32 [samples, 2] at 48 kHz."""
+    """Frames of one colour, or of one picture; `sound`: float32 [samples, 2] at 48 kHz."""
     width, height = size
     options = {"movflags": "+faststart"} if form == "mp4" and faststart else {}
     target = io.BytesIO()
@@ -87,12 +89,12 @@ def video(
     with av.open(str(path.name) if path else target, "w", format=form, options=options) as container:
         stream: Any = container.add_stream(codec, rate=fps)
         stream.width, stream.height = width, height
-        stream.pix_fmt = "yuv420p"
+        stream.pix_fmt = pix_fmt
         track: Any = None
         if sound is not None:
             track = container.add_stream("aac" if form == "mp4" else "libopus", rate=48_000)
             track.layout = "stereo"
-        picture = np.full((height, width, 3), color, np.uint8)
+        picture = np.full((height, width, 3), color, np.uint8) if picture is None else picture
         for _ in range(frames):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode(None))

@@ -24,7 +24,7 @@ from saggar.workers.inputs.policy import Limits
 from saggar.workers.inputs.web import WebUnavailable
 
 FETCHING = 8
-"""Jobs whose files are fetched or decoded at a time."""
+"""Jobs whose files are fetched or decoded at a time; as many again over https."""
 _LOOK_S = 0.1
 Inputs = Mapping[str, Sequence[Media]]
 
@@ -55,7 +55,7 @@ class InputLoader:
         self._decoders = decoders or Decoders()
         self._alpha = frozenset(alpha)
         self._budget = Budget(fetcher.limits.memory)
-        self._seats = threading.Semaphore(FETCHING)
+        self._seats = {from_web: threading.Semaphore(FETCHING) for from_web in (False, True)}
 
     @contextmanager
     def held(self, job: Job, ticket: Ticket) -> Iterator[Inputs]:
@@ -67,7 +67,7 @@ class InputLoader:
             yield {}
             return
         with ExitStack() as stack:
-            with self._seat(ticket), ExitStack() as files:
+            with self._seat(job, ticket), ExitStack() as files:
                 found = self._fetch_all(job, ticket, files)
                 needed = sum(one.bytes for one in found)
                 if needed > self._budget.limit:
@@ -85,14 +85,16 @@ class InputLoader:
         self._decoders.close()
 
     @contextmanager
-    def _seat(self, ticket: Ticket) -> Iterator[None]:
-        while not self._seats.acquire(timeout=_LOOK_S):
+    def _seat(self, job: Job, ticket: Ticket) -> Iterator[None]:
+        """Of those for https, where others' hosts may be slow, or of those for folders and buckets."""
+        seats = self._seats[any(uri.startswith("https:") for _, uris in job.inputs for uri in uris)]
+        while not seats.acquire(timeout=_LOOK_S):
             if ticket.over.is_set():
                 raise Stopped
         try:
             yield
         finally:
-            self._seats.release()
+            seats.release()
 
     def _fetch_all(self, job: Job, ticket: Ticket, files: ExitStack) -> list[_Found]:
         found = []

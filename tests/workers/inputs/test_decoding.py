@@ -113,6 +113,41 @@ def test_a_video_keeps_its_frames_rate_and_sound(form: str, codec: str, load: Ca
     assert load("video", video(), "v2v").sound is None
 
 
+@pytest.mark.parametrize(
+    ("form", "codec", "pix_fmt"),
+    [
+        ("mp4", "libx264", "yuv444p"),
+        ("mp4", "libx265", "yuv420p"),
+        ("mp4", "libsvtav1", "yuv420p"),
+        ("webm", "libvpx", "yuv420p"),
+        ("matroska", "libx264", "yuv420p"),
+        ("mov", "prores_ks", "yuv422p10le"),
+        ("mov", "mjpeg", "yuvj420p"),
+    ],
+)
+def test_the_codecs_that_are_promised(form: str, codec: str, pix_fmt: str, load: Callable[..., Clip]) -> None:
+    clip = load("video", video(5, (64, 48), form=form, codec=codec, pix_fmt=pix_fmt), "v2v")
+    assert clip.frames.shape == (5, 48, 64, 3)
+    assert np.abs(clip.frames.astype(int) - RED).max() <= 6, "full range and limited, 8 bits and 10"
+
+
+def test_a_video_is_turned_as_its_file_says(load: Callable[..., Clip]) -> None:
+    """As phones write it: a matrix that turns it clockwise by 90°."""
+    picture = np.zeros((32, 64, 3), np.uint8)
+    picture[:, :32] = RED
+    data = video(3, (64, 32), picture=picture)
+    plain, turned = (b"".join(n.to_bytes(4, "big", signed=True) for n in m) for m in (
+        (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30),
+        (0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30),
+    ))  # fmt: skip
+    track = data.index(b"tkhd")
+    place = data.index(plain, track)
+    clip = load("video", data[:place] + turned + data[place + len(plain) :], "v2v")
+    assert clip.frames.shape == (3, 64, 32, 3)
+    assert np.abs(clip.frames[0, 8, 16].astype(int) - RED).max() <= 8, "its left side is on top"
+    assert clip.frames[0, 56, 16].max() <= 8
+
+
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_a_sound_is_samples_by_channels(form: str, channels: int, load: Callable[..., Sound]) -> None:
