@@ -10,7 +10,7 @@ whatever the model's dtype. This module knows nothing of predicted durations and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from saggar.engine.batch_key import canonical_key
@@ -23,6 +23,7 @@ from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text
+from saggar.engine.models.video import strip
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
@@ -200,12 +201,9 @@ class LTX2(TorchFamily[LTX2Params]):
         return [self._clips(state) for state in states]
 
     def preview(self, state: State) -> np.ndarray:
-        """A mixture of the latent channels of the middle frame of the first output."""
-        from saggar.engine.models.common import rgb_preview
-
+        """Of the first output."""
         assert state.latents is not None
-        video = video_of(self._pipe, state.latents[:1], self._shape(state.params))
-        return rgb_preview(video[0, :, video.shape[2] // 2])
+        return strip(video_of(self._pipe, state.latents[:1], self._shape(state.params))[0])
 
     def _clips(self, state: State) -> list[Clip]:
         assert state.latents is not None
@@ -272,10 +270,11 @@ class LTX2(TorchFamily[LTX2Params]):
         """The first picture for each output, [outputs, 3, H, W] in -1..1."""
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
         from PIL import Image
+        from saggar.engine.models import common
 
         pipe, params = self._of_picture, state.params
         crf = resolve_default_image_crf(pipe.text_encoder) if params.image_crf is None else params.image_crf
-        given = Image.fromarray(cast("np.ndarray", state.request.inputs["image"][0])).convert("RGB")
+        given = common.picture(state.request.inputs["image"][0])
         packed = Image.fromarray(apply_image_conditioning_crf(np.array(given), crf))
         ready: torch.Tensor = pipe.video_processor.preprocess(packed, params.height, params.width)
         return ready.to(self._placement.device, pipe.vae.dtype).expand(state.request.num_outputs, -1, -1, -1)

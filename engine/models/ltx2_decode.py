@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from saggar.engine.config import Pixels
 from saggar.engine.media import Clip, Sound
 from saggar.engine.models.ltx2_params import LTX2Params, Shape
@@ -38,11 +37,11 @@ def clip(
     """Latents [1, numbers] decoded. `noise` [1, channels, frames, h, w]: for a VAE that takes a timestep, of which a
     little is mixed in.
     """
-    from saggar.engine.models.common import to_pixels
+    from saggar.engine.models.common import pixel_array
 
     frames = _frames(pipe, video_of(pipe, latents, shape), params, noise)
     sound = _sound(pipe, tokens(latents, shape)[1], shape)
-    return Clip(np.stack(to_pixels(frames, pixels)), params.frame_rate, sound)
+    return Clip(pixel_array(frames, pixels), params.frame_rate, sound)
 
 
 def _frames(pipe: Any, video: torch.Tensor, params: LTX2Params, noise: torch.Tensor | None) -> torch.Tensor:

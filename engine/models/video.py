@@ -77,10 +77,16 @@ class VideoFamily(TorchFamily[K]):
         return clips
 
     def preview(self, state: RequestState[torch.Tensor, K, Any]) -> np.ndarray:
-        """Some frames of the first output side by side, [h, STRIP · w, 3]: mixtures of its latent channels."""
-        from saggar.engine.models.common import rgb_preview
+        """Of the first output."""
+        return strip(self.images(state)[0])
 
-        latents = self.images(state)[0]
-        length = latents.shape[1]
-        chosen = np.linspace(0, length - 1, min(STRIP, length)).round().astype(int).tolist()
-        return rgb_preview(latents[:, chosen].transpose(1, 2).flatten(2))
+
+def strip(latents: torch.Tensor) -> np.ndarray:
+    """A preview of latents [channels, frames, h, w]: some frames side by side, [h, STRIP · w, 3], mixtures of the
+    channels.
+    """
+    from saggar.engine.models.common import rgb_preview
+
+    length = latents.shape[1]
+    chosen = np.linspace(0, length - 1, min(STRIP, length)).round().astype(int).tolist()
+    return rgb_preview(latents[:, chosen].transpose(1, 2).flatten(2))

@@ -301,6 +301,7 @@ LTX2 = Case(
     task="t2v",
     made=films_of,
     brief=True,
+    strip=2,
     wide=(32, 96),
     unlike={
         "guidance_scale": 1.0,
