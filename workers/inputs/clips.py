@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from saggar.engine.media import Clip
 from saggar.workers.inputs.bad import BadInput
-from saggar.workers.inputs.container import VIDEO_CODECS, opened
+from saggar.workers.inputs.container import VIDEO_CODECS, codec_of, opened
 from saggar.workers.inputs.policy import Limits
 from saggar.workers.inputs.sounds import decode_track, measure_track
 
@@ -117,7 +117,9 @@ def video_stream(container: InputContainer) -> VideoStream:
     """The first of a container. Raises BadInput when there is none."""
     if not container.streams.video:
         raise BadInput("has no pictures in it", ALLOWED)
-    return container.streams.video[0]
+    stream = container.streams.video[0]
+    codec_of(stream)
+    return stream
 
 
 def rgb(frame: VideoFrame) -> np.ndarray:

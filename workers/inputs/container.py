@@ -12,7 +12,9 @@ from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.sniff import kind_of
 
 if TYPE_CHECKING:
+    from av.codec.context import CodecContext
     from av.container import InputContainer
+    from av.stream import Stream
 
 FORMS = {"MP4": "mov", "WEBM": "matroska"}
 VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "prores", "mjpeg"})
@@ -24,6 +26,14 @@ RATES = (8000, 192_000)
 def is_sound_codec(name: str) -> bool:
     """Of those that are decoded."""
     return name in AUDIO_CODECS or name.startswith("pcm_")
+
+
+def codec_of(stream: Stream) -> CodecContext:
+    """What decodes the stream. Raises BadInput when FFmpeg has nothing for it."""
+    found: CodecContext | None = stream.codec_context
+    if found is None:
+        raise BadInput("is coded in a way that is not known", "codecs that are known")
+    return found
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -24,12 +25,14 @@ from saggar.workers.inputs.policy import Limits
 ORDER_BYTES = 1 << 16
 _OVERHEAD = 6 << 30  # of address space, for libraries and their threads
 _ALIGN = 64
+_TRACE = 4000  # characters
 
 
 def main() -> None:
     """Until the other end is closed."""
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.sendall(b"{}")  # ready
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries tell there what they think of each file
         while True:
             data, fds, _, _ = socket.recv_fds(sock, ORDER_BYTES, 2)
             if not data:
@@ -55,6 +58,9 @@ def _answer(order: Mapping[str, object], fds: Sequence[int]) -> dict[str, object
         return {"bad": [error.message, error.allowed]}
     except MemoryError:
         return {"bad": ["takes more memory than there is for it", f"{limits.memory} bytes when decoded"]}
+    except Exception as error:  # noqa: BLE001  (libraries raise whatever a file brings them to: the worker logs it)
+        bad = [f"cannot be decoded: {type(error).__name__}", "files that are whole"]
+        return {"bad": bad, "trace": traceback.format_exc()[-_TRACE:]}
 
 
 def _bound_memory(size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import mmap
 import os
 import select
@@ -23,6 +24,7 @@ from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.decoder import ORDER_BYTES
 from saggar.workers.inputs.policy import Limits
 
+log = logging.getLogger(__name__)
 MOST = 4
 _LOOK_S = 0.1
 _START_S = 300.0
@@ -31,6 +33,10 @@ _ALLOWED = "files that can be decoded"
 
 class Stopped(Exception):
     """Nobody wants it any more."""
+
+
+class DecoderFailed(Exception):
+    """No file's fault."""
 
 
 class Decoder:
@@ -50,9 +56,12 @@ class Decoder:
     def ask(
         self, order: Mapping[str, object], fds: list[int], timeout_s: float, over: threading.Event
     ) -> dict[str, object]:
-        """The answer. Raises BadInput when the file has ended the process or took too long, and Stopped."""
+        """The answer. Raises BadInput when the file has ended the process or took too long, Stopped, DecoderFailed."""
         if not self._ready:  # the time is for the file
-            self._receive(_START_S, over)
+            try:
+                self._receive(_START_S, over)
+            except BadInput as error:
+                raise DecoderFailed("a decoder could not be started; standard error says why") from error
             self._ready = True
         try:
             socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
@@ -120,6 +129,8 @@ class Decoders:
     ) -> dict[str, object]:
         with self._one(over) as decoder:
             answer = decoder.ask(order, fds, limits.decode_s, over)
+        if trace := answer.get("trace"):
+            log.warning("an input file met an error that was not foreseen:\n%s", trace)
         if isinstance(bad := answer.get("bad"), list):
             raise BadInput(str(bad[0]), str(bad[1]))
         return answer

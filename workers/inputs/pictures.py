@@ -18,7 +18,6 @@ from saggar.workers.inputs.sniff import kind_of
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 PEAK_BYTES = 12
 """Of a pixel, while a picture is decoded and converted."""
-_OPENED = (*FORMATS, "MPO")  # phones' JPEG with a second picture behind the first
 _ALLOWED = f"still pictures: {', '.join(FORMATS)}"
 
 Mode = Literal["RGB", "RGBA", "L"]
@@ -34,7 +33,7 @@ class Picture:
         width, height = self._image.size
         if width * height > pixels:
             raise BadInput(f"has {width} x {height} pixels", f"at most {pixels} pixels")
-        frames = 1 if self._image.format == "MPO" else getattr(self._image, "n_frames", 1)
+        frames = _frames(self._image)
         if frames > 1:
             raise BadInput(
                 f"is animated or has several pages ({frames})",
@@ -59,13 +58,21 @@ def _open(file: IO[bytes]) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is our own
-            return Image.open(file, formats=_OPENED)
+            return Image.open(file, formats=[kind])
     except Image.DecompressionBombError as error:
         raise BadInput("has far too many pixels", "pictures of a reasonable size") from error
     except UnidentifiedImageError as error:
         raise BadInput(f"is damaged, or no {kind} at all", _ALLOWED) from error
     except Exception as error:
         raise BadInput(f"cannot be read: {_said(error)}", _ALLOWED) from error
+
+
+def _frames(image: Image.Image) -> int:
+    """Pictures in the file; the second one of a phone's JPEG (MPO) is not counted."""
+    try:
+        return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+    except Exception as error:  # as in `read`
+        raise BadInput(f"is damaged: {_said(error)}", _ALLOWED) from error
 
 
 def _said(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from saggar.engine.media import Sound
 from saggar.workers.inputs.bad import BadInput
-from saggar.workers.inputs.container import FORMS, MOST_CHANNELS, RATES, is_sound_codec, opened
+from saggar.workers.inputs.container import FORMS, MOST_CHANNELS, RATES, codec_of, is_sound_codec, opened
 from saggar.workers.inputs.policy import Limits
 from saggar.workers.inputs.sniff import kind_of
 
@@ -66,7 +66,7 @@ class SoundFile:
             with soundfile.SoundFile(self._file) as sound:
                 samples = sound.read(self._track.samples, dtype="float32", always_2d=True)
         except (soundfile.LibsndfileError, RuntimeError, ValueError) as error:
-            raise BadInput(f"cannot be decoded: {str(error)[:120]}", ALLOWED) from error
+            raise BadInput(f"cannot be decoded: {_said(error)}", ALLOWED) from error
         if len(samples) < self._track.samples and self._kind != "MP3":  # its header is an estimate
             raise BadInput("is cut short: it has fewer samples than it says", ALLOWED)
         return _sound(samples, self._track.rate)
@@ -79,7 +79,7 @@ class SoundFile:
             with soundfile.SoundFile(self._file) as sound:
                 form, track = sound.format, Track(sound.frames, sound.samplerate, sound.channels)
         except (soundfile.LibsndfileError, RuntimeError, ValueError, TypeError) as error:
-            raise BadInput(f"is damaged: {str(error)[:120]}", ALLOWED) from error
+            raise BadInput(f"is damaged: {_said(error)}", ALLOWED) from error
         if form not in _SNDFILE[self._kind]:
             raise BadInput(f"is {form} under another name", ALLOWED)
         return check_track(track, limits)
@@ -112,6 +112,7 @@ def measure_track(container: InputContainer, limits: Limits) -> Track | None:
     if not container.streams.audio:
         return None
     stream = container.streams.audio[0]
+    codec_of(stream)
     context = stream.codec_context
     if not is_sound_codec(context.name):
         raise BadInput(
@@ -156,3 +157,8 @@ def _sound(samples: np.ndarray, rate: int) -> Sound:
     if not np.isfinite(samples).all():
         raise BadInput("holds samples that are no finite numbers (NaN or infinity)", "finite samples")
     return Sound(np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False), rate)
+
+
+def _said(error: Exception) -> str:
+    """libsndfile's own words, without the file object that soundfile puts in front."""
+    return str(getattr(error, "error_string", error))[:120]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.decoders import Decoder, Decoders, Stopped
 from saggar.workers.inputs.policy import Limits
 
-from tests.support.inputs import RED, image, video
+from tests.support.inputs import RED, image, sound, tone, video
 from tests.support.wait import until
 
 LIMITS = Limits()
@@ -98,6 +99,39 @@ def test_memory_has_a_bound(decoders: Decoders, tmp_path: Path) -> None:
 def idle_after(decoders: Decoders, file: IO[bytes]) -> Decoder:
     decoders.measure("video", file, False, LIMITS, NEVER)
     return idle(decoders)
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+def test_bytes_turned_over_bring_no_decoder_down(
+    kind: str, decoders: Decoders, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of 150 spoilt files is read or refused by the same process, and nothing is met that was not foreseen."""
+    sources = {
+        "image": [image(form=form, size=(40, 30)) for form in ("PNG", "JPEG", "WEBP", "TIFF", "AVIF", "BMP")],
+        "video": [
+            video(6, sound=tone()),
+            video(6, form="webm", codec="libvpx-vp9"),
+            video(6, faststart=False),
+        ],
+        "audio": [sound(form=form) for form in ("WAV", "FLAC", "OGG", "MP3")],
+    }[kind]
+    limits = replace(LIMITS, frames=100, pixels=1 << 20, memory=1 << 30)
+    dice = random.Random(kind)
+    seen = set()
+    for number in range(150):
+        data = bytearray(sources[number % len(sources)])
+        for _ in range(dice.choice((1, 3, 20))):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        (tmp_path / "spoilt").write_bytes(data)
+        with (tmp_path / "spoilt").open("rb") as file:
+            try:
+                if decoders.measure(kind, file, False, limits, NEVER) < limits.memory:
+                    decoders.read(kind, file, False, limits, NEVER)
+            except BadInput as error:
+                assert "ended the decoder" not in error.message
+        seen.add(idle(decoders)._process.pid)
+    assert len(seen) == 1
+    assert caplog.text == ""
 
 
 def test_they_end_with_their_worker(decoders: Decoders, picture: IO[bytes]) -> None:
