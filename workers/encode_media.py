@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from saggar.engine.media import Clip, Media, Medium, Sound
 from saggar.workers import encode
@@ -38,6 +39,7 @@ def _of_clip(clip: Clip, format: str, quality: int | None, parameters: Parameter
         yield encode_video(clip, format, quality, parameters)
         return
     for frame in clip.frames:
-        yield encode_image(frame, "png", None, parameters)
+        encoded = encode_image(frame, "png", None, parameters)
+        yield replace(encoded, facts=replace(encoded.facts, fps=clip.fps))
     if clip.sound is not None:
         yield encode_sound(clip.sound, "wav", parameters)

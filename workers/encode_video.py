@@ -107,6 +107,8 @@ def _check(clip: Clip, quality: int | None) -> None:
         raise ValueError(f"{clip.fps} frames a second: a video has more than 0 and at most 1000")
     if clip.sound is not None and clip.sound.samples.shape[1] not in _LAYOUTS:
         raise ValueError(f"a video's sound has {', '.join(map(str, _LAYOUTS))} channels")
+    if clip.sound is not None and not np.isfinite(clip.sound.samples).all():
+        raise ValueError("a sound's samples are finite numbers")
     if quality is not None and not 1 <= quality <= 100:
         raise ValueError(f"quality {quality}: it goes from 1 to 100")
 
@@ -152,7 +154,8 @@ def _sound_packets(container: OutputContainer, sound: Sound, form: _Form) -> Ite
 
         step = max(1, round(sound.rate * _PIECE_S))
         for start in range(0, len(sound.samples), step):
-            planes = np.ascontiguousarray(sound.samples[start : start + step].T, np.float32)
+            piece = np.clip(sound.samples[start : start + step], -1.0, 1.0)
+            planes = np.ascontiguousarray(piece.T, np.float32)
             frame = av.AudioFrame.from_ndarray(planes, format="fltp", layout=_LAYOUTS[len(planes)])
             frame.sample_rate = sound.rate
             frame.pts = start

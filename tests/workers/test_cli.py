@@ -83,7 +83,10 @@ def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     runner = CliRunner()
     assert runner.invoke(cli, ["models", "make-tiny", "noop", str(folder)]).exit_code == 0
-    assert "served by the family noop" in runner.invoke(cli, ["models", "inspect", str(folder)]).output
+    told = runner.invoke(cli, ["models", "inspect", str(folder)]).output
+    assert "served by the family noop" in told
+    assert "t2i, i2i (image 1 to 4, mask 0 to 1), layers (image 1)" in told
+    assert "pictures: png, webp, jpeg" in told
     plain = json.loads(runner.invoke(cli, ["models", "inspect", str(folder), "--json"]).output)
     assert (plain["family"], plain["components"]) == ("noop", [])
     assert plain["capabilities"]["tasks"] == ["t2i", "i2i", "layers"]

@@ -110,7 +110,7 @@ def test_frames_that_are_views_are_taken_as_they_look(format: str) -> None:
 def test_a_video_as_png_is_a_picture_a_frame_and_then_its_sound() -> None:
     sound = Sound(tone(0.5), 48_000)
     *pictures, last = encode_media(clip(5, sound=sound), "png", None, PARAMETERS)
-    assert len(pictures) == 5
+    assert [one.facts for one in pictures] == [Facts(64, 48, fps=24.0)] * 5
     for index, encoded in enumerate(pictures):
         with Image.open(io.BytesIO(encoded.data)) as picture:
             assert picture.convert("RGB").getpixel((3, 3)) == COLOURS[index]
@@ -181,10 +181,11 @@ def test_transparency_is_kept(form: str) -> None:
         (Clip(clip().frames.astype(np.float32), 8.0), "mp4", "a video is uint8"),
         (Clip(clip().frames, 0.0), "mp4", "frames a second"),
         (clip(sound=Sound(tone(channels=7), 48_000)), "mp4", "a video's sound has 1, 2, 6 channels"),
+        (clip(sound=Sound(np.full_like(tone(), np.inf), 48_000)), "mp4", "finite numbers"),
         (clip(), "wav", "'wav' is no file of a video"),
         (Sound(tone(), 48_000), "png", "'png' is no format of sounds"),
         (Sound(tone()[:0], 48_000), "wav", "a sound is samples"),
-        (Sound(tone() * np.nan, 48_000), "wav", "finite numbers"),
+        (Sound(np.full_like(tone(), np.nan), 48_000), "wav", "finite numbers"),
         (np.zeros((4, 4, 3), np.uint8), "mp4", "'mp4' is no picture format"),
     ],
 )

@@ -18,7 +18,9 @@ from saggar.workers.model_source import fetch_for_people
 if TYPE_CHECKING:
     from saggar.engine.models.capabilities import Capabilities
     from saggar.engine.models.inspection import Inspection, Part
-    from saggar.engine.request import JsonValue
+    from saggar.engine.request import JsonValue, ModelInfo
+
+_MADE = {"image": "pictures", "video": "videos", "audio": "sounds"}
 
 
 @click.group(invoke_without_command=True)
@@ -119,7 +121,7 @@ def _told(found: Inspection) -> Iterator[str]:
         f"  {info.class_name}, served by the family {can.family}{whose}: {can.about}",
     )
     yield from (f"  revision {info.revision}, in {found.folder}", "", "What it does")
-    yield from _columns(_abilities(can))
+    yield from _columns([*_media(found), *_abilities(can)])
     if found.parts:
         yield from ("", "Memory of its weights (what a step computes comes on top)")
         yield from _columns(_memory(found))
@@ -130,9 +132,26 @@ def _told(found: Inspection) -> Iterator[str]:
     yield from _columns([name.replace("_", " "), str(limit)] for name, limit in info.limits.items())
 
 
+def _media(found: Inspection) -> Iterator[list[str]]:
+    """Tasks with the files that they take, and the files that come out."""
+    from saggar.workers.encode_media import FORMATS
+
+    info = found.info
+    tasks = (f"{task} ({files})" if (files := _files(info, task)) else task for task in info.tasks)
+    yield ["tasks", ", ".join(tasks)]
+    yield ["makes", f"{_MADE[info.medium]}: {', '.join(FORMATS[info.medium])}"]
+
+
+def _files(info: ModelInfo, task: str) -> str:
+    """`image 1 to 4, mask 0 to 1`."""
+    taken = info.task_inputs.get(task, {}).items()
+    return ", ".join(
+        f"{kind} {least}" if least == most else f"{kind} {least} to {most}" for kind, (least, most) in taken
+    )
+
+
 def _abilities(can: Capabilities) -> Iterator[list[str]]:
     joining = ": requests join and leave between steps" if can.step_batches else " alone"
-    yield ["tasks", ", ".join(can.tasks)]
     yield ["batches", f"{can.batches}{joining}"]
     yield ["rows share", ", ".join(can.shared) or "nothing"]
     yield ["rows may differ in", ", ".join(["prompt", "seed", *can.own])]
