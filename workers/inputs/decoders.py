@@ -29,6 +29,17 @@ MOST = 4
 _LOOK_S = 0.1
 _START_S = 300.0
 _ALLOWED = "files that can be decoded"
+_KEPT = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "HOME",
+    "TMPDIR",
+    "LANG",
+    "LC_ALL",
+)
 
 
 class Stopped(Exception):
@@ -49,6 +60,7 @@ class Decoder:
                 [sys.executable, "-m", "saggar.workers.inputs.decoder", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env=_environ(),
             )
         self._socket = ours
         self._ready = False
@@ -153,6 +165,12 @@ class Decoders:
                 self._free.append(decoder)
         finally:
             self._seats.release()
+
+
+def _environ() -> dict[str, str]:
+    """What a decoder needs and no secret; without threads for arithmetic that it does not do."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
 def _order(kind: str, alpha: bool, limits: Limits, *, read: bool) -> dict[str, object]:

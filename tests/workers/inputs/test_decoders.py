@@ -96,6 +96,15 @@ def test_memory_has_a_bound(decoders: Decoders, tmp_path: Path) -> None:
         assert process.rlimit(psutil.RLIMIT_AS)[0] == 2 * LIMITS.memory + (6 << 30)
 
 
+def test_they_are_told_no_secret(
+    decoders: Decoders, picture: IO[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "SAGGAR_REDIS_URL", "SAGGAR_WORKER_SETTINGS", "HF_TOKEN"):
+        monkeypatch.setenv(name, "a-secret")
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    assert "a-secret" not in psutil.Process(idle(decoders)._process.pid).environ().values()
+
+
 def idle_after(decoders: Decoders, file: IO[bytes]) -> Decoder:
     decoders.measure("video", file, False, LIMITS, NEVER)
     return idle(decoders)
