@@ -68,7 +68,8 @@ class Hub:
 
     def seats_taken(self) -> None:
         """Under the lock, after seats were given away: should they come back, that is growth."""
-        self._seats_told = min(self._seats_told, self.room().seats)
+        if self._seats_told:
+            self._seats_told = min(self._seats_told, self.room().seats)
 
     def tell_room(self) -> None:
         """Call the watchers if the seats have grown since they were last told."""

@@ -2,7 +2,7 @@
 
 The order is that of a single object, step by step for the whole group: bytes, flush, name, flush of the folders. So
 each object appears whole or not at all, and none is acknowledged before it would outlive a loss of power. The flushes
-of a step are asked for side by side: the file system makes few of them, where one after the other each would be one.
+of a step are asked for side by side (flushers.py).
 """
 
 from __future__ import annotations
@@ -36,15 +36,6 @@ Flush = Callable[[Sequence[int]], Sequence[OSError | None]]
 KNOWN = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-
-
-def flush_one(descriptor: int) -> OSError | None:
-    """fsync; why it failed, if it did."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        return error
-    return None
 
 
 @dataclass(eq=False, slots=True)

@@ -13,7 +13,6 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,13 +28,13 @@ from saggar.storage.errors import (
     StorageUnavailable,
 )
 from saggar.storage.files import Data, make_folders, opened_folder, sha256_of, write_new
-from saggar.storage.group import Item, Publish, flush_one, place_all
+from saggar.storage.flushers import Flushers
+from saggar.storage.group import Item, Publish, place_all
 from saggar.storage.keys import check_key
 
 _PIECE = 1 << 20
 _TEMPORARY = ".tmp"
-_FLUSHERS = 16
-"""Threads that wait for the disk, there once a group was put."""
+_FLUSHERS = 8
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 _WRONG_PATH = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 _TYPES = {
@@ -63,7 +62,7 @@ class LocalStorage:
             raise StorageConfigError(f"no folder for objects at {root}: {error}") from error
         self._root = root.resolve()
         self._known_folders: set[str] = set()
-        self._flushers = ThreadPoolExecutor(_FLUSHERS, "saggar-flush")
+        self._flushers = Flushers(_FLUSHERS)
 
     @property
     def url(self) -> str:
@@ -168,7 +167,7 @@ class LocalStorage:
         raise StorageConfigError(f"{self.url}: a folder has no URL that a file could be sent to; S3 has")
 
     def close(self) -> None:
-        self._flushers.shutdown()
+        self._flushers.close()
 
     def _place(self, key: str, data: Data, publish: Publish) -> os.stat_result:
         """Write under a temporary name, then publish it under the key's."""
@@ -188,21 +187,9 @@ class LocalStorage:
 
     def _place_group(self, items: Sequence[Item], publish: Publish) -> Sequence[OSError | None]:
         with _translated(items[0].key if items else ""):
-            return place_all(self._root, _TEMPORARY, items, publish, self._flush, self._known_folders)
-
-    def _flush(self, descriptors: Sequence[int]) -> Sequence[OSError | None]:
-        """Shared out among the threads, for a hand-over costs about as much as a flush of a quick disk."""
-        shares = [
-            range(first, len(descriptors), _FLUSHERS) for first in range(min(_FLUSHERS, len(descriptors)))
-        ]
-        errors: list[OSError | None] = [None] * len(descriptors)
-
-        def flush(share: range) -> None:
-            for place in share:
-                errors[place] = flush_one(descriptors[place])
-
-        list(self._flushers.map(flush, shares))
-        return errors
+            return place_all(
+                self._root, _TEMPORARY, items, publish, self._flushers.flush, self._known_folders
+            )
 
     @contextmanager
     def _parent(self, key: str, create: bool = False) -> Iterator[tuple[int, str]]:
