@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from saggar.storage.base import Storage
-from saggar.storage.shard_index import ShardKeys, read_indexes
+from saggar.storage.shard_index import read_indexes
 from saggar.workers.runs.verify import verify
 
 SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
@@ -57,20 +55,6 @@ def prompts(path: Path, count: int, **params: object) -> Path:
 def packed(storage: Storage, name: str) -> list[str]:
     """Keys of all samples in a run's shards, in order."""
     return [row for index in read_indexes(storage, name) for row in index.rows]
-
-
-def attempts(storage: Storage, name: str) -> dict[str, int]:
-    """Of each job in a run's WebDataset shards: the attempt that made it, as its sample says."""
-    made: dict[str, int] = {}
-    for index in read_indexes(storage, name):
-        data = storage.get(ShardKeys(name).data + index.name)
-        with tarfile.open(fileobj=io.BytesIO(data)) as shard:
-            for member in shard:
-                file = shard.extractfile(member) if member.name.endswith(".json") else None
-                if file is not None:
-                    side = json.load(file)
-                    made[side["job_id"]] = side["attempt"]
-    return made
 
 
 def is_clean(storage: Storage) -> bool:
