@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import av
 import pytest
 import soundfile
 from PIL import Image
@@ -105,6 +106,63 @@ def test_sounds_are_queued(redis_url: str, tmp_path: Path) -> None:
     files = list((tmp_path / "store").rglob("*.flac"))
     assert len(files) == 2
     assert all(soundfile.info(file).duration > 0 for file in files)
+
+
+def frames_of(path: Path) -> int:
+    with av.open(str(path)) as file:
+        return sum(1 for _ in file.decode(video=0))
+
+
+def test_videos_are_made_offline(tmp_path: Path) -> None:
+    model = make_tiny("noop-video", tmp_path / "noop-video")
+    flags = ("--to", str(tmp_path), "--model", str(model))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/text_to_video.py"), "a fox", "a bell", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    for index in (0, 1):
+        frames = frames_of(tmp_path / f"{index}.mp4")
+        assert f"{index}.mp4: " in done.stdout and f", {frames} frames, " in done.stdout
+
+
+@pytest.fixture
+def _fox(tmp_path: Path) -> list[str]:
+    """The command that makes a video of a red picture."""
+    Image.new("RGB", (70, 50), "red").save(tmp_path / "red.png")
+    return [sys.executable, str(ROOT / "examples/image_to_video.py"), str(tmp_path / "red.png"), "it burns"]
+
+
+def test_a_picture_becomes_a_video_offline(_fox: list[str], tmp_path: Path) -> None:
+    Image.new("RGB", (50, 70), "blue").save(tmp_path / "blue.png")
+    done = subprocess.run(
+        [*_fox, "--last", str(tmp_path / "blue.png"), "--steps", "2", "--to", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "5 frames, 2 steps" in done.stdout
+    assert frames_of(tmp_path / "video.mp4") == 5
+
+
+def test_a_picture_becomes_a_video_queued(_fox: list[str], redis_url: str, tmp_path: Path) -> None:
+    model, store = make_tiny("noop-video", tmp_path / "noop-video"), tmp_path / "store"
+    flags = ("--executor", "local", "--spool", str(tmp_path / "spool"))
+    with WorkerProcess(redis_url, str(store), str(model), tmp_path / "log", flags).start() as worker:
+        worker.ready("noop-video")
+        done = subprocess.run(
+            [*_fox, "--model", "noop-video", "--queued"],
+            env=os.environ | {"SAGGAR_REDIS_URL": redis_url, "SAGGAR_STORE": str(store)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    (made,) = store.rglob("*.mp4")
+    assert f"seed 0, {frames_of(made)} frames" in done.stdout
 
 
 async def ask(app: web_backend.Backend, method: str, path: str, content: object = None, **headers: str):

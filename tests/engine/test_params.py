@@ -104,7 +104,7 @@ def test_what_may_be_null_is_narrowed_where_it_is_not() -> None:
     schema = schema_of(Sided, {"side": {"default": 16, "multipleOf": 16}})
     assert (check_params({}, schema), check_params({}, schema, "edit")) == ({"side": 16}, {"side": None})
     assert check_params({"side": None}, schema) == {"side": None}
-    with pytest.raises(InvalidRequest, match="side: 8 is off the grid .*multiple of 16 or null"):
+    with pytest.raises(InvalidRequest, match=r"side: 8 is off the grid .*multiple of 16 or null"):
         check_params({"side": 8}, schema)
     settings = schema_of(Sided, settings={"side": {"default": 4, "maximum": 4}})
     assert check_params({}, settings, "edit") == {"side": 4}
