@@ -20,6 +20,8 @@ ROLES: Mapping[str, str] = MappingProxyType(
 joint: text and picture attend to both in one sequence. refiner: layers before the streams meet.
 """
 DEFAULT = "default"
+AUTO = "auto"
+"""Not a kernel: the fastest of them for each shape, found by trying while the engine starts."""
 OptionValue: TypeAlias = bool | int | float | str
 
 
@@ -49,7 +51,11 @@ def checked(choices: Mapping[str, Choice | str]) -> dict[str, Choice]:
     for role in choices:
         if role not in allowed:
             raise Unsupported(f"attention: {role!r} is no role; there are {', '.join(allowed)}")
-    return {role: Choice(wish) if isinstance(wish, str) else wish for role, wish in choices.items()}
+    found = {role: Choice(wish) if isinstance(wish, str) else wish for role, wish in choices.items()}
+    for role, choice in found.items():
+        if choice.backend == AUTO and choice.options:
+            raise Unsupported(f"attention {role}: auto has no options, not {', '.join(choice.options)}")
+    return found
 
 
 def wish_of(role: str, choices: Mapping[str, Choice]) -> Choice | None:

@@ -105,6 +105,7 @@ class EngineConfig:
     prompt_cache_mb: memory of each rank's device that may hold encoded prompts, 0 for none.
     worker_extension: dotted name of a subclass of worker.extension.Extension, for `Engine.call`.
     ulysses, ring: ranks that share each sequence, by heads and by chunks of keys; the product of both shares it.
+    calibration_file: where `attention` auto keeps what it found.
     attention: the kernel of each role, of a category (`self`, `cross`) or `default`; the rest is the platform's.
     compile: compile the denoiser's repeated blocks, each at its first forward of a shape.
     cuda_graphs: record a denoiser's forward for each kind of inputs and play it again; on GPUs alone.
@@ -139,6 +140,7 @@ class EngineConfig:
     attention: Mapping[str, Choice | str] = field(default_factory=dict)
     compile: bool = False
     cuda_graphs: bool = False
+    calibration_file: str = "saggar-data/attention.json"
     ulysses: int = 1
     ring: int = 1
     cfg: int = 1

@@ -84,9 +84,18 @@ class Backend(ABC):
     name: ClassVar[str]
     traits: ClassVar[Traits]
     Options: ClassVar[type] = NoOptions
+    approximates: ClassVar[bool] = False
+    """Its results differ from exact attention by more than rounding."""
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         self.options = self._checked(options or {})
+
+    @property
+    def label(self) -> str:
+        """Its name, with the options that were changed: `sage:smooth_k=False`."""
+        usual = type(self.options)()
+        changed = {name: value for name, value in vars(self.options).items() if value != getattr(usual, name)}
+        return ":".join([self.name, *(f"{name}={value}" for name, value in sorted(changed.items()))])
 
     @classmethod
     def missing(cls) -> str | None:

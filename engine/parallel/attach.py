@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from saggar.engine.attention.auto import Auto
 from saggar.engine.attention.base import Backend, MaskKind, Need
 from saggar.engine.attention.dispatch import Found, find_sites, install, share_linear
 from saggar.engine.attention.select import choose
 from saggar.engine.attention.site import Shared, Site, Streams
-from saggar.engine.choices import Choice, wish_of
+from saggar.engine.choices import AUTO, Choice, wish_of
 from saggar.engine.errors import Unsupported
 from saggar.engine.parallel.hooks import apply_plan
 from saggar.engine.parallel.mesh import Mesh
@@ -35,6 +36,7 @@ class Attachment:
         self._plan = plan
         self._masks = masks
         self._used: dict[str, Backend] = {}
+        self._autos: dict[Need, Auto] = {}
 
     def put_on(self, denoiser: torch.nn.Module) -> None:
         """Unsupported: a choice that cannot serve a site, a site that cannot be reached, a plan that does not
@@ -60,9 +62,14 @@ class Attachment:
             apply_plan(denoiser, plan, self._mesh.sp, streams)
 
     @property
+    def autos(self) -> list[Auto]:
+        """Those kernels that are to be chosen by trying."""
+        return list(self._autos.values())
+
+    @property
     def numerics(self) -> str:
         """The kernels, and what of the degrees changes results: `torch_sdpa`, `cross=torch_sdpa,self=cudnn/ring2`."""
-        names = {role: _label(backend) for role, backend in sorted(self._used.items())}
+        names = {role: backend.label for role, backend in sorted(self._used.items())}
         kernels = ",".join(f"{role}={name}" for role, name in names.items())
         if len(set(names.values())) == 1:
             kernels = next(iter(names.values()))
@@ -75,8 +82,19 @@ class Attachment:
         weight = next(denoiser.parameters())
         mask = self._masks.get(found.role, "none")
         need = Need(weight.device.type, weight.dtype, found.head_dim, mask, lse)
+        wish = wish_of(found.role, self._choices)
+        if wish is not None and wish.backend == AUTO:
+            return self._auto(found, need)
         backend = choose(found.name, found.role, need, self._choices, self._defaults)
         return self._used.setdefault(found.role, backend)
+
+    def _auto(self, found: Found, need: Need) -> Backend:
+        usual = choose(
+            found.name, found.role, need, {}, self._defaults
+        )  # refuses what no kernel bears, Ring's too
+        if need not in self._autos:
+            self._autos[need] = Auto.of(found.name, need, [usual.name, *self._defaults])
+        return self._used.setdefault(found.role, self._autos[need])
 
 
 def _streams_of(plan: SequencePlan, name: str) -> tuple[str, ...]:
@@ -84,8 +102,3 @@ def _streams_of(plan: SequencePlan, name: str) -> tuple[str, ...]:
         if matches(pattern, name):
             return names
     raise Unsupported(f"the sequence plan does not apply: it says nothing of the attention {name}")
-
-
-def _label(backend: Backend) -> str:
-    changed = {k: v for k, v in vars(backend.options).items() if v != getattr(type(backend.options)(), k)}
-    return ":".join([backend.name, *(f"{name}={value}" for name, value in sorted(changed.items()))])

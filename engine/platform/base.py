@@ -43,6 +43,12 @@ class Platform(Protocol):
     def device(self, index: int) -> torch.device:
         """The device of a local rank; makes it the current one."""
 
+    def name(self, device: torch.device) -> str:
+        """What it is called, such as "NVIDIA H200"."""
+
+    def settle(self) -> None:
+        """Wait until the device has done all that it was told."""
+
     def default_dtype(self) -> torch.dtype:
         """The dtype of `auto`."""
 

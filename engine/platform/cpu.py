@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,13 @@ class Cpu:
     def device(self, index: int) -> torch.device:
         """There is one CPU device, whatever the rank."""
         return torch.device("cpu")
+
+    def name(self, device: torch.device) -> str:
+        """The processor's architecture."""
+        return platform.machine()
+
+    def settle(self) -> None:
+        """It works at once."""
 
     def default_dtype(self) -> torch.dtype:
         """float32."""

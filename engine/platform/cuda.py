@@ -28,6 +28,14 @@ class Cuda:
         torch.cuda.set_device(device)
         return device
 
+    def name(self, device: torch.device) -> str:
+        """The card's."""
+        return torch.cuda.get_device_name(device)
+
+    def settle(self) -> None:
+        """Of the current GPU."""
+        torch.cuda.synchronize()
+
     def default_dtype(self) -> torch.dtype:
         """bfloat16."""
         return torch.bfloat16

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.parallel.cfg import OverRanks
 from saggar.engine.parallel.mesh import Mesh
 from saggar.engine.platform.base import Placement
-from saggar.engine.worker.agreement import agreement
+from saggar.engine.worker.agreement import agreement, versions
 from saggar.engine.worker.extension import Extension, make_extension
 from saggar.engine.worker.limits import RowLimits
 from saggar.engine.worker.plan import Ready
 from saggar.engine.worker.pulse import Activity
 from saggar.engine.worker.runner import Runner
 from saggar.engine.worker.team import Team
+
+if TYPE_CHECKING:
+    from saggar.engine.parallel.attach import Attachment
+    from saggar.engine.platform.base import Platform
 
 
 def load(
@@ -34,33 +42,47 @@ def load(
     family = open_family(config.model)
     extension = make_extension(config.worker_extension, family, team.rank)
     make = _with_torch if family.uses_torch else _plain
-    runner, numerics = make(config, family, extension, team.slot, mesh)
+    loaded = make(config, family, extension, team.slot, mesh)
+    runner = loaded.runner
     runner.activity = activity or runner.activity
     runner.limits = RowLimits(config.max_batch, row_limits)
     runner.alike = team.alike
-    agreed = agreement(config, family, numerics)
+    agreed = agreement(config, family, loaded.numerics())
     team.compare(agreed)
+    loaded.calibrate(team, partial(_warm_up, config, runner, team))
+    loaded.quicken()
+    _warm_up(config, runner, team)
+    return runner, Ready(team.rank, os.getpid(), loaded.numerics(), family.checkpoint.revision, agreed)
+
+
+def _warm_up(config: EngineConfig, runner: Runner, team: Team) -> None:
     end = time.monotonic() + config.warmup_limit_s
     for kind in config.warmup:
         late = time.monotonic() >= end
         if not team.agree((), ("late",) if late else ()):
             runner.warm_up(kind)
-    return runner, Ready(team.rank, os.getpid(), numerics, family.checkpoint.revision, agreed)
 
 
-def _plain(
-    config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
-) -> tuple[Runner, str]:
+@dataclass(frozen=True)
+class _Loaded:
+    """`calibrate` chooses kernels that are to be found by trying, with a warm-up; `quicken` comes after it."""
+
+    runner: Runner
+    numerics: Callable[[], str]
+    calibrate: Callable[[Team, Callable[[], None]], None] = lambda team, warm_up: None
+    quicken: Callable[[], None] = lambda: None
+
+
+def _plain(config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh) -> _Loaded:
     placement = Placement(config.pixels, numerics="exact")
     family.load(placement)
-    return Runner(family, config.max_batch, extension=extension), placement.numerics
+    return _Loaded(Runner(family, config.max_batch, extension=extension), lambda: placement.numerics)
 
 
 def _with_torch(
     config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
-) -> tuple[Runner, str]:
+) -> _Loaded:
     import torch
-    from saggar.engine.memory.compile import compile_blocks
     from saggar.engine.parallel.attach import Attachment
     from saggar.engine.platform.select import place
 
@@ -69,10 +91,6 @@ def _with_torch(
     attachment = Attachment(config.kernels, platform.attention, mesh, family.sequence_plan, family.masks)
     for denoiser in family.denoisers().values():
         attachment.put_on(denoiser)
-        if config.compile:
-            compile_blocks(denoiser)
-        if config.cuda_graphs:
-            platform.record(denoiser)
     if mesh.cfg.size > 1:
         assert placement.device is not None
         family.spread = OverRanks(mesh.cfg, placement.device)
@@ -85,5 +103,57 @@ def _with_torch(
         free_memory=platform.free_cache,
         close=platform.forget,
     )
-    parts = [placement.numerics, attachment.numerics, *(["compiled"] if config.compile else [])]
-    return runner, "/".join(parts)
+    compiled = ["compiled"] if config.compile else []
+    return _Loaded(
+        runner,
+        numerics=lambda: "/".join([placement.numerics, attachment.numerics, *compiled]),
+        calibrate=partial(_calibrate, config, attachment, placement, platform),
+        quicken=partial(_quicken, config, family, platform),
+    )
+
+
+def _calibrate(
+    config: EngineConfig,
+    attachment: Attachment,
+    placement: Placement,
+    platform: Platform,
+    team: Team,
+    warm_up: Callable[[], None],
+) -> None:
+    """Rank 0 tries the kernels of the shapes that its warm-up brought, or knows them from its file."""
+    from saggar.engine.attention.auto import Calibration, calibrate, timer
+
+    if not attachment.autos:
+        return
+    warm_up()
+    if team.leads:
+        assert placement.device is not None and placement.dtype is not None
+        tried = sorted({name for auto in attachment.autos for name in auto.candidates})
+        machine = ", ".join(
+            [platform.name(placement.device), placement.numerics, versions(True), "/".join(tried)]
+        )
+        file = Calibration(Path(config.calibration_file), machine)
+        known = file.read()
+        table = calibrate(
+            attachment.autos,
+            known,
+            timer(placement.device, placement.dtype, platform.settle, time.perf_counter),
+        )
+        if table != known:
+            file.write(table)
+        team.tell(table)
+    else:
+        table = cast("dict[str, str]", team.hear())
+    for auto in attachment.autos:
+        auto.serve_by(table)
+
+
+def _quicken(config: EngineConfig, family: AnyFamily, platform: Platform) -> None:
+    """Compiling and recording come last: what they see stays as it is."""
+    from saggar.engine.memory.compile import compile_blocks
+
+    for denoiser in family.denoisers().values():
+        if config.compile:
+            compile_blocks(denoiser)
+        if config.cuda_graphs:
+            platform.record(denoiser)

@@ -108,13 +108,11 @@ class Team:
         poll.register(link.fileno(), select.POLLIN)
         return link.receive() if poll.poll(self._wait_s * 1000) else None
 
-    def tell(self, number: int) -> None:
-        """Rank 0 tells all others a number, which they `hear`."""
+    def tell(self, what: object) -> None:
+        """Rank 0 tells all others something, which they `hear`."""
         for link in self._links:
-            link.send(number)
+            link.send(what)
 
-    def hear(self) -> int:
-        """The number that rank 0 tells."""
-        number = self._links[0].receive()
-        assert isinstance(number, int), number
-        return number
+    def hear(self) -> object:
+        """What rank 0 tells."""
+        return self._links[0].receive()

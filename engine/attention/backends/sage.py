@@ -32,6 +32,7 @@ class Sage(Backend):
         ("cuda",), HALVES, (128, 8), mask="none", causal=True, lse=True, masked_lse=False, varlen=False
     )
     Options = SageOptions
+    approximates = True
 
     def __init__(self, options: Mapping[str, OptionValue] | None = None) -> None:
         super().__init__(options)
