@@ -143,7 +143,8 @@ class LTX2(TorchFamily[LTX2Params]):
         if rows[0].state.request.inputs:  # tokens of the first picture are without noise
             noisy = torch.arange(shape.video, device=times.device) >= shape.first_picture
             of_video = times[:, None] * noisy
-        mask = common.pack(rows, branch, "mask")
+        masked = "mask" in rows[0].state.conditioning[branch]
+        mask = common.pack(rows, branch, "mask") if masked else None
         both = self._pipe.transformer(
             hidden_states=video,
             audio_hidden_states=sound,
@@ -229,7 +230,9 @@ class LTX2(TorchFamily[LTX2Params]):
             device=self._placement.device,
         )
         video, sound, mask = pipe.connectors(hidden, mask, padding_side=pipe.tokenizer.padding_side)
-        return per_text(video=video, sound=sound, mask=mask)
+        # Where registers stand in for what a text is short of, no token is masked.
+        masked = {} if pipe.connectors.video_connector.learnable_registers is not None else {"mask": mask}
+        return per_text(video=video, sound=sound, **masked)
 
     def _first_latents(self, state: State) -> None:
         import torch
