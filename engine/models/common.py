@@ -177,12 +177,10 @@ def picture(array: Media) -> Any:
     return Image.fromarray(array).convert("RGB")
 
 
-def split(
-    pictures: list[np.ndarray], states: Sequence[RequestState[torch.Tensor, Any, Any]]
-) -> list[list[np.ndarray]]:
-    """Pictures in the order of the states' outputs, to a list for each state."""
+def split(pictures: list[np.ndarray], counts: Sequence[int]) -> list[list[np.ndarray]]:
+    """So many of the pictures for each state, in their order."""
     rest = iter(pictures)
-    return [[next(rest) for _ in range(state.request.num_outputs)] for state in states]
+    return [[next(rest) for _ in range(count)] for count in counts]
 
 
 def join(pieces: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,10 +6,7 @@ that the cache of encoded prompts tells pictures apart.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -52,14 +49,6 @@ class QwenImageEditParams:
 
 State = RequestState["torch.Tensor", QwenImageEditParams, Any]
 Size = tuple[int, int]
-
-
-@plain_dataclass(frozen=True)
-class Seen:
-    """The pictures that a text is encoded with; equal for equal ones."""
-
-    digest: str
-    pictures: tuple[Image, ...] = field(compare=False, repr=False)
 
 
 @serves("QwenImageEditPipeline")
@@ -126,16 +115,13 @@ class QwenImageEdit(QwenFamily[QwenImageEditParams]):
             self.schedule(state)
             self._first_latents(state)
 
-    def _seen(self, request: Request) -> Seen:
+    def _seen(self, request: Request) -> references.Seen:
         resize = self._pipe.image_processor.resize
         sizes = self.seen_sizes(request)
         pictures = [resize(one, *size) for one, size in zip(references.pictures(request), sizes, strict=True)]
-        digest = hashlib.sha256()
-        for picture in pictures:
-            digest.update(f"{picture.size}".encode() + picture.tobytes())
-        return Seen(digest.hexdigest(), tuple(pictures))
+        return references.Seen.of(pictures)
 
-    def _encode(self, texts: list[str], seen: Seen) -> Sequence[Encoded]:
+    def _encode(self, texts: list[str], seen: references.Seen) -> Sequence[Encoded]:
         # One at a time: the processor would want pictures for each.
         encoded = [
             self._pipe.encode_prompt(text, image=self.shown(seen.pictures), device=self._placement.device)[0]

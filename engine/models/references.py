@@ -6,8 +6,10 @@ transformers take the positions of all rows from the first; the batch key has th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from saggar.engine.models.state import Row
@@ -42,6 +44,22 @@ def of_area(height: int, width: int, area: float, multiple: int) -> tuple[int, i
     ratio = width / height
     wide = math.sqrt(area * ratio)
     return round(wide / ratio / multiple) * multiple, round(wide / multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The pictures that a text is encoded with; equal for equal ones, and only their digest is written down."""
+
+    digest: str
+    pictures: tuple[Image, ...] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, pictures: Sequence[Image]) -> Seen:
+        """In their order."""
+        digest = hashlib.sha256()
+        for picture in pictures:
+            digest.update(f"{picture.size}".encode() + picture.tobytes())
+        return cls(digest.hexdigest(), tuple(pictures))
 
 
 def behind(rows: Sequence[Row[torch.Tensor, Any, Any]], latents: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         return state.latents.isfinite().all()
 
     def images(self, state: RequestState[torch.Tensor, P, Any]) -> torch.Tensor:
-        """The latents as the VAE takes them, [outputs, channels, h, w]."""
+        """The latents as the VAE takes them, [outputs, channels, h, w]; of each output as many as it has pictures."""
         assert state.latents is not None
         return state.latents
 
@@ -89,7 +89,8 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         for group in grouped(states, lambda state: str(images[state.id].shape[1:])):
             pictures = self.decode(self.unscale(join([images[state.id] for state in group])))
             pixels = to_pixels(self.finish(pictures, group[0].params), self._placement.pixels)
-            arrays.update(zip((state.id for state in group), split(pixels, group), strict=True))
+            counts = [len(images[state.id]) for state in group]
+            arrays.update(zip((state.id for state in group), split(pixels, counts), strict=True))
         return [arrays[state.id] for state in states]
 
     def unscale(self, latents: torch.Tensor) -> torch.Tensor:

@@ -86,15 +86,32 @@ def as_pil_of_its_size(request: Request) -> dict[str, Any]:
     return {"image": picture.resize((width, height), Image.Resampling.LANCZOS)}
 
 
-def smaller_references(module: str, pipeline: Any, **given: Any) -> Any:
-    """What a pipeline returns that brings references to 1024×1024 pixels, were it 64×64."""
+def smaller_references(module: str, pipeline: Any, reference_pixels: float = 64**2, **given: Any) -> Any:
+    """What a pipeline returns that brings references to 1024×1024 pixels, were it so many."""
     found: Any = import_module(f"diffusers.pipelines.{module}")
     whole = found.calculate_dimensions
-    found.calculate_dimensions = lambda area, ratio: whole(area * 64**2 / 1024**2, ratio)
+    found.calculate_dimensions = lambda area, ratio: whole(area * reference_pixels / 1024**2, ratio)
     try:
         return pipeline(**given)
     finally:
         found.calculate_dimensions = whole
+
+
+def as_rgba(request: Request) -> dict[str, Any]:
+    """The picture with its transparency."""
+    return {"image": Image.fromarray(_array(request.inputs["image"][0])).convert("RGBA")}
+
+
+def layers_of(result: Any) -> list[Media]:
+    """The layers of one output."""
+    return list(result.images[0])
+
+
+def at_resolution(pipeline: Any, resolution: int = 64, **given: Any) -> Any:
+    """What a pipeline returns that knows the resolution 640, were it another."""
+    module = "qwenimage.pipeline_qwenimage_layered"
+    pixels = resolution**2 * 1024**2 / 640**2
+    return smaller_references(module, pipeline, reference_pixels=pixels, resolution=640, **given)
 
 
 def keeping_references(pipeline: Any, auto_resize: bool = False, **given: Any) -> Any:

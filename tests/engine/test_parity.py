@@ -85,8 +85,9 @@ def _plain(folder: Path, name: str) -> Plain:
     kind = getattr(diffusers, case.class_name)
     takes = inspect.signature(kind.__call__).parameters
     defaults = {field: own["default"] for field, own in words.items() if field in takes}
-    if (folder / "processor").exists():  # its half for videos needs torchvision
-        absent["processor"] = PictureProcessor.from_pretrained(str(folder / "processor"))
+    for part in ("processor", "text_processor"):
+        if (folder / part).exists():  # its half for videos needs torchvision
+            absent[part] = PictureProcessor.from_pretrained(str(folder / part))
     pipeline = kind.from_pretrained(str(folder), **absent)
     pipeline.set_progress_bar_config(disable=True)
     seen: dict[str, list[Media]] = {}

@@ -45,19 +45,20 @@ def vae(**config: Any) -> Any:
     return AutoencoderKL(**(usual | config))
 
 
-def video_vae() -> Any:
-    """Qwen-Image's, 4 pixels a latent pixel."""
+def video_vae(**config: Any) -> Any:
+    """Qwen-Image's, 4 pixels a latent pixel; `config` replaces words of that."""
     from diffusers import AutoencoderKLQwenImage
 
-    return AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[1.5, 0.8, 1.2, 1.0],
-    )
+    usual: dict[str, Any] = {
+        "base_dim": 8,
+        "z_dim": 4,
+        "dim_mult": [1, 2, 2],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True],
+        "latents_mean": [0.1, -0.2, 0.3, 0.0],
+        "latents_std": [1.5, 0.8, 1.2, 1.0],
+    }
+    return AutoencoderKLQwenImage(**(usual | config))
 
 
 def flux2_parts(text_encoder: Any, tokenizer: Any, seed: int, guidance_embeds: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from saggar.engine.models.tiny.parts import CHAT, bpe_tokenizer, save, video_vae
+from saggar.engine.models.tiny.parts import CHAT, SIZE, bpe_tokenizer, save, video_vae
 
 PICTURES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Tokens that stand for pictures in Qwen's texts."""
@@ -31,6 +31,7 @@ def build_qwen_image(
     defaults: Mapping[str, Any] | None = None,
     text: str | None = "max_sequence_length",
     vae: Any = None,
+    size: int | None = SIZE,
     **transformer: Any,
 ) -> None:
     """Write one of this pipeline, with a processor of pictures unless it is the plain one."""
@@ -58,7 +59,7 @@ def build_qwen_image(
         **({"processor": qwen_processor(tokenizer)} if pictures else {}),
     }
     index = {"processor": ["transformers", "Qwen2VLProcessor"]} if pictures else None
-    save(getattr(diffusers, kind), parts, folder, seed, text=text, defaults=defaults, index=index)
+    save(getattr(diffusers, kind), parts, folder, seed, text=text, defaults=defaults, size=size, index=index)
 
 
 def qwen_vl(tokenizer: Any) -> Any:
