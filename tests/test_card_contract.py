@@ -22,6 +22,8 @@ from saggar.workers.translate import to_card, to_request
 Models = Callable[[str], Path]
 FAMILIES = (*tiny_models(), "saggar/emoji")
 SPREAD: dict[str, list[dict[str, Any]]] = {
+    "longcat-image-edit": [{"reference_pixels": 1024}, {"num_inference_steps": 3}],
+    "qwen-image-layered": [{"layers": 3}, {"true_cfg_scale": 2}],
     "noop": [{"height": 8, "width": 9, "key": 'ä "quoted" \\ \n'}, {"guidance_scale": 7, "steps": 1}],
     "diffusion": [
         {"height": 128},

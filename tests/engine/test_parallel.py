@@ -26,8 +26,9 @@ from tests.engine.support import at_step, eventually
 
 ATOL = 1e-4
 PAIRS = [
-    ("flux", Way(ulysses=3)),  # 2 heads and odd lengths on 3 ranks
-    ("qwen-image", Way(ring=2)),  # a mask
+    ("flux-kontext-edit", Way(ulysses=3)),  # 2 heads and odd lengths on 3 ranks, and a reference
+    ("qwen-image-edit-plus", Way(ring=2)),  # a mask, and references
+    ("longcat-image-edit", Way(ulysses=2)),  # a plan of our own with a reference
     ("sd3", Way(ulysses=2, ring=2)),
     ("z-image", Way(ulysses=2, cfg=2)),
     ("sdxl", Way(cfg=3)),
@@ -35,7 +36,7 @@ PAIRS = [
     ("wan-5b-i2v", Way(ulysses=2)),  # a timestep a token
     ("hunyuan-video15", Way(ring=2)),  # texts of unlike length
 ]
-UNPLANNED = ("sdxl", "sdxl-distilled")
+UNPLANNED = ("sdxl", "sdxl-distilled", "sdxl-inpaint", "sdxl-painter")
 """Tiny models whose families have no sequence plan."""
 MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS if not (way.sequence and name in UNPLANNED)]
 
