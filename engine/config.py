@@ -107,6 +107,8 @@ class EngineConfig:
     ulysses, ring: ranks that share each sequence, by heads and by chunks of keys; the product of both shares it.
     calibration_file: where `attention` auto keeps what it found.
     attention: the kernel of each role, of a category (`self`, `cross`) or `default`; the rest is the platform's.
+    vae_slicing: decode one picture of a batch after the other, which takes less memory and gives the same.
+    vae_tiling: decode large pictures by overlapping tiles, whose seams are blended; the pictures differ a little.
     compile: compile the denoiser's repeated blocks, each at its first forward of a shape.
     cuda_graphs: record a denoiser's forward for each kind of inputs and play it again; on GPUs alone.
     cfg: ranks that share the branches of guidance, or the rows where there are none.
@@ -138,6 +140,8 @@ class EngineConfig:
     prompt_cache_mb: int = 256
     worker_extension: str | None = None
     attention: Mapping[str, Choice | str] = field(default_factory=dict)
+    vae_slicing: bool = False
+    vae_tiling: bool = False
     compile: bool = False
     cuda_graphs: bool = False
     calibration_file: str = "saggar-data/attention.json"

@@ -242,6 +242,8 @@ def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
         executor=settings.executor,
         ranks=settings.ranks,
         attention=parse_attention(settings.attention),
+        vae_slicing=settings.vae_slicing,
+        vae_tiling=settings.vae_tiling,
         compile=settings.compile,
         cuda_graphs=settings.cuda_graphs,
         ulysses=settings.ulysses,

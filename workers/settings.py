@@ -38,6 +38,8 @@ ENVIRONMENT = {
     "SAGGAR_EXECUTOR": "executor",
     "SAGGAR_ATTENTION": "attention",
     "SAGGAR_RANKS": "ranks",
+    "SAGGAR_VAE_SLICING": "vae_slicing",
+    "SAGGAR_VAE_TILING": "vae_tiling",
     "SAGGAR_COMPILE": "compile",
     "SAGGAR_CUDA_GRAPHS": "cuda_graphs",
     "SAGGAR_ULYSSES": "ulysses",
@@ -101,6 +103,8 @@ class WorkerSettings(BaseModel):
     ranks: int = Field(
         0, ge=0, description="processes of all nodes that carry out each batch; 0: what the next three make"
     )
+    vae_slicing: bool = Field(False, description="decode one picture after the other")
+    vae_tiling: bool = Field(False, description="decode large pictures by overlapping tiles")
     compile: bool = Field(False, description="compile the denoiser's repeated blocks")
     cuda_graphs: bool = Field(False, description="record the denoiser's forward on the GPU and play it again")
     ulysses: int = Field(1, ge=1, description="ranks that share each sequence by heads")

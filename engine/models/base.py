@@ -205,6 +205,10 @@ class Family(ABC, Generic[T, P, S]):
         """The loaded modules whose attention and sharing are set from outside, by name."""
         return {}
 
+    def decoders(self) -> Mapping[str, torch.nn.Module]:
+        """The loaded modules that make media of latents, by name."""
+        return {}
+
     def probe(self) -> dict[str, str]:
         """What two ranks that loaded the same checkpoint must find alike, by name: digests of tokens, of noise."""
         return {}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
+_DECODERS = ("vae", "audio_vae")
 _DENOISERS = ("transformer", "transformer_2", "unet")
 
 
@@ -62,6 +63,11 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
     def denoisers(self) -> Mapping[str, torch.nn.Module]:
         """The pipeline's transformers, or its UNet."""
         found = {name: getattr(self._pipe, name, None) for name in _DENOISERS}
+        return {name: module for name, module in found.items() if module is not None}
+
+    def decoders(self) -> Mapping[str, torch.nn.Module]:
+        """The pipeline's VAEs."""
+        found = {name: getattr(self._pipe, name, None) for name in _DECODERS}
         return {name: module for name, module in found.items() if module is not None}
 
     def probe(self) -> dict[str, str]:

@@ -83,11 +83,13 @@ def _with_torch(
     config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh
 ) -> _Loaded:
     import torch
+    from saggar.engine.memory.decode import spare_memory
     from saggar.engine.parallel.attach import Attachment
     from saggar.engine.platform.select import place
 
     placement, platform = place(config, slot)
     family.load(placement)
+    spare_memory(config, family)
     attachment = Attachment(config.kernels, platform.attention, mesh, family.sequence_plan, family.masks)
     for denoiser in family.denoisers().values():
         attachment.put_on(denoiser)
@@ -103,10 +105,11 @@ def _with_torch(
         free_memory=platform.free_cache,
         close=platform.forget,
     )
-    compiled = ["compiled"] if config.compile else []
+    settled = {"tiled": config.vae_tiling, "compiled": config.compile}
+    changed = [word for word, on in settled.items() if on]
     return _Loaded(
         runner,
-        numerics=lambda: "/".join([placement.numerics, attachment.numerics, *compiled]),
+        numerics=lambda: "/".join([placement.numerics, attachment.numerics, *changed]),
         calibrate=partial(_calibrate, config, attachment, placement, platform),
         quicken=partial(_quicken, config, family, platform),
     )

@@ -24,6 +24,8 @@ import click
     "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
 )
 @click.option("--attention", help="Kernels by role, such as self=cudnn,cross=torch_sdpa.")
+@click.option("--vae-slicing", is_flag=True, default=None, help="Decode one picture after the other.")
+@click.option("--vae-tiling", is_flag=True, default=None, help="Decode large pictures by tiles.")
 @click.option("--compile", is_flag=True, default=None, help="Compile the denoiser's repeated blocks.")
 @click.option("--cuda-graphs", is_flag=True, default=None, help="Record the denoiser's forward on the GPU.")
 @click.option("--ulysses", type=int, help="Ranks that share each sequence by heads.  [default: 1]")

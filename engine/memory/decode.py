@@ -1,0 +1,34 @@
+"""Decoding in less memory: one picture after the other, or large ones by overlapping tiles. Both are the VAE's own."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from saggar.engine.config import EngineConfig
+from saggar.engine.errors import Unsupported
+
+
+class Decoding(Protocol):
+    """What is needed of a family."""
+
+    @property
+    def name(self) -> str: ...
+    def decoders(self) -> Any: ...
+
+
+def spare_memory(config: EngineConfig, family: Decoding) -> None:
+    """Unsupported: what is asked for is nothing that this family's VAE can do."""
+    wishes = {"vae_slicing": "enable_slicing", "vae_tiling": "enable_tiling"}
+    for wish, method in wishes.items():
+        if not getattr(config, wish):
+            continue
+        able = [one for one in family.decoders().values() if _can(one, method)]
+        if not able:
+            raise Unsupported(f"{wish}: {family.name} has no VAE that does so; leave it out")
+        for decoder in able:
+            getattr(decoder, method)()
+
+
+def _can(decoder: object, method: str) -> bool:
+    """diffusers gives the methods to every autoencoder; those that cannot have no such switch."""
+    return hasattr(decoder, method) and hasattr(decoder, method.replace("enable", "use"))
