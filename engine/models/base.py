@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from pydantic import ValidationError
-from saggar.engine.batch_key import canonical_key
+from saggar.engine.batch_key import canonical_key, with_sizes
 from saggar.engine.config import WarmUp
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts, Media, Medium
@@ -106,7 +106,7 @@ class Family(ABC, Generic[T, P, S]):
     def batch_key(self, request: Request) -> str:
         """What rows must share for their whole life, the sizes of their inputs too. The request must be validated."""
         key = canonical_key(request.task, request.params, self.batch_fields)
-        return f"{key} {shapes(request.inputs)}" if any(request.inputs.values()) else key
+        return with_sizes(key, shapes(request.inputs))
 
     @abstractmethod
     def cost(self, request: Request) -> int:

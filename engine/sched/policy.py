@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from saggar.engine.batch_key import announced_key
 from saggar.engine.config import EngineConfig
 from saggar.engine.request import INTERACTIVE, Room
 from saggar.engine.sched.backlog import CLASSES, Backlog
@@ -125,12 +126,12 @@ class KeyedScheduler:
         seats = max(0, self._rows_limit * len(self._serving) - held)
         open_key, room = self._open_batch()
         if open_key is not None:
-            return Room(seats + room, open_key, room)
+            return Room(seats + room, announced_key(open_key), room)
         key = self._next_key(now)
         if key is None or seats == 0:
             return Room(seats, None, 0)
         room = min(seats, self._rows_limit - self._held_rows(key))
-        return Room(seats, key if room > 0 else None, max(0, room))
+        return Room(seats, announced_key(key) if room > 0 else None, max(0, room))
 
     def counts(self) -> dict[str, int]:
         """Requests and rows waiting and running, batches and rows started, and `cut.<reason>` for each
@@ -181,7 +182,7 @@ class KeyedScheduler:
         key = head.key
         if self._rules.step_batch or share.rows_of(key) >= self._rows_limit:
             return now
-        held_until = max((one.made_at for one in self._reservations if one.key == key), default=now)
+        held_until = max((one.made_at for one in self._announced(key)), default=now)
         if held_until + self._rules.reservation_hold_s > now and self._is_announced(key):
             return held_until + self._rules.reservation_hold_s
         if head.priority == INTERACTIVE:
@@ -315,11 +316,16 @@ class KeyedScheduler:
         return best
 
     def _is_announced(self, key: str) -> bool:
-        return any(one.key == key for one in self._reservations)
+        return any(True for _ in self._announced(key))
+
+    def _announced(self, key: str) -> Iterator[Announced]:
+        """What is on its way and may be of this key: the sizes of its inputs are not known yet."""
+        known = announced_key(key)
+        return (one for one in self._reservations if one.key == known)
 
     def _held_rows(self, key: str) -> int:
         waiting = sum(pool.rows_of(key) for pool in self._pools)
-        return waiting + sum(one.rows for one in self._reservations if one.key == key)
+        return waiting + sum(one.rows for one in self._announced(key))
 
     def _next_key(self, now: float) -> str | None:
         heads = [head for share in self._serving[:1] if (head := self._choose(share, now)) is not None]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saggar.engine.request import BULK, INTERACTIVE, NORMAL, Request
+from saggar.engine.batch_key import with_sizes
+from saggar.engine.request import BULK, INTERACTIVE, NORMAL, Request, Room
 from saggar.engine.sched.backlog import Backlog
 from saggar.engine.sched.base import Decision, Entry, Status
 from saggar.engine.sched.capacity import Capacity
@@ -295,6 +296,20 @@ def test_reservations_hold_a_batch_open_until_they_arrive_or_time_is_up() -> Non
     decision = run.scheduler.schedule(2.0)
     assert len(decision.run) == 1
     assert decision.run[0].cut == "late"
+
+
+def test_who_announces_does_not_know_the_sizes_of_inputs_yet() -> None:
+    run = bench(4, reservation_hold_s=2.0)
+    key = with_sizes("k", "image=8x8x3")
+    announced = run.scheduler.reserve("k", 2, now=0.0)
+    run.add(key)
+    assert run.scheduler.schedule(0.0).wake_at == 2.0
+    assert run.scheduler.room(0.0) == Room(seats=1, open_key="k", room=1)
+    run.scheduler.release(announced, 1)
+    run.add(key)
+    run.scheduler.release(announced, 1)
+    run.add(with_sizes("k", "image=9x9x3"))
+    assert len(run.scheduler.schedule(0.5).run) == 2, "those of one size"
 
 
 def test_a_held_batch_lets_a_full_one_of_another_key_begin() -> None:
