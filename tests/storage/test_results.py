@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -164,3 +165,17 @@ def test_digests_tell_requests_apart_and_ignore_the_order_of_fields() -> None:
     assert spec_digest({"a": 1, "b": {"c": 2, "d": "ü"}}) == spec_digest({"b": {"d": "ü", "c": 2}, "a": 1})
     with pytest.raises(ValueError, match="JSON"):
         spec_digest({"a": float("nan")})
+
+
+def test_a_manifest_of_pictures_has_no_name_that_older_readers_do_not_know(local_store: LocalStorage) -> None:
+    """They take no other: clusters are upgraded while results are read."""
+    manifest = made(local_store, 1)
+    (output,) = json.loads(manifest.to_bytes())["outputs"]
+    assert output.keys() == {
+        "key", "sha256", "size", "content_type", "index", "width", "height", "seed", "sidecar",
+    }  # fmt: skip
+    moving = manifest.outputs[0].model_copy(update={"frames": 9, "fps": 8.0, "part": 0})
+    whole = manifest.model_copy(update={"outputs": (moving,)})
+    assert ResultManifest.model_validate_json(whole.to_bytes()) == whole
+    (output,) = json.loads(whole.to_bytes())["outputs"]
+    assert (output["frames"], output["fps"], output["part"]) == (9, 8.0, 0)
