@@ -24,8 +24,9 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "sp": ("ulysses", "ring"),
     "pp": ("pp",),
     "cfg": ("cfg",),
+    "all": ("tp", "ulysses", "ring", "pp", "cfg"),
 }
-"""Each axis and the degrees that it is made of; `sp`, who share one sequence, is two of them."""
+"""Each axis and the degrees that it is made of; `sp`, who share one sequence, is two of them; `all` the whole group."""
 _DEGREES = ("tp", "ulysses", "ring", "pp", "cfg")
 
 
@@ -78,6 +79,7 @@ class Mesh:
     sp: Axis
     pp: Axis
     cfg: Axis
+    all: Axis
 
     @classmethod
     def of(

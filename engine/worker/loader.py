@@ -85,11 +85,15 @@ def _with_torch(
     import torch
     from saggar.engine.memory.decode import spare_memory
     from saggar.engine.parallel.attach import Attachment
+    from saggar.engine.parallel.tiles import share_tiles
     from saggar.engine.platform.select import place
 
     placement, platform = place(config, slot)
     family.load(placement)
     spare_memory(config, family)
+    if config.vae_tiling:
+        for decoder in family.decoders().values():
+            share_tiles(decoder, mesh.all)
     attachment = Attachment(config.kernels, platform.attention, mesh, family.sequence_plan, family.masks)
     for denoiser in family.denoisers().values():
         attachment.put_on(denoiser)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from saggar.engine import EngineConfig, Request, Unsupported
 from saggar.engine.memory.decode import spare_memory
+from saggar.engine.parallel.mesh import Axis
+from saggar.engine.parallel.tiles import share_tiles
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import floats
@@ -44,6 +46,59 @@ def test_tiles_are_those_of_the_plain_pipeline(
     np.testing.assert_allclose(floats(tiled), expected, atol=1e-4, rtol=0)
     assert np.abs(floats(tiled) - floats(usual)).max() > 1e-3  # there were tiles
     assert tiled.numerics == f"{usual.numerics}/tiled"
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
+def test_ranks_share_the_tiles_of_a_decode(make_engine: MakeEngine, ranks: int) -> None:
+    """Six tiles, those at the edges smaller; and a picture that is one tile."""
+    requests = [
+        Request("large", "x", seed=5, num_outputs=2, params=LARGE),
+        Request("small", "y", seed=6, params={"height": 32, "width": 32, "num_inference_steps": 2}),
+    ]
+    settings = {"vae_tiling": True, **SETTINGS}
+    alone = make_engine("flux", **settings)
+    together = make_engine("flux", executor="multiproc", cfg=ranks, **settings)
+    for request in requests:
+        one, other = alone.submit(request).result(60), together.submit(request).result(60)
+        np.testing.assert_allclose(floats(other), floats(one), atol=1e-5, rtol=0)
+
+
+class Tile(torch.nn.Module):
+    """A decoder that counts its calls: each latent pixel becomes 2×2."""
+
+    calls = 0
+
+    def forward(self, tile: torch.Tensor, *more: object) -> torch.Tensor:
+        self.calls += 1
+        return tile.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+def test_a_rank_decodes_its_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae = diffusers.AutoencoderKL(
+        latent_channels=3, block_out_channels=(4, 4), norm_num_groups=1, sample_size=8, use_post_quant_conv=False,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    )  # fmt: skip
+    vae.decoder = Tile()
+    vae.enable_tiling()
+    z = torch.randn(1, 3, 9, 7)
+    expected = vae.decode(z).sample
+    whole = vae.decoder.calls
+    others: list[torch.Tensor] = []
+
+    def gathered(axis: Axis, sent: torch.Tensor) -> torch.Tensor:
+        others.append(sent)
+        return torch.cat([sent] * axis.size)
+
+    monkeypatch.setattr(Axis, "all_gather", gathered)
+    assert share_tiles(vae, Axis("all", 2, 0))
+    vae.decoder.calls = 0
+    found = vae.decode(z).sample
+    assert vae.decoder.calls == -(-whole // 2) == len(others)
+    assert found.shape == expected.shape
+    assert torch.equal(found[:, :, :4, :4], expected[:, :, :4, :4])  # of the first tile, which is its own
+    assert not share_tiles(torch.nn.Identity(), Axis("all", 2, 0))
+    assert not share_tiles(vae, Axis("all"))
 
 
 class Plain:
