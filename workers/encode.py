@@ -45,6 +45,10 @@ _SEGMENT_CHARACTERS = 12_000  # a JPEG segment holds 65,533 bytes; a character t
 _PLAIN = {"model": "Model", "seed": "Seed", "steps": "Steps", "guidance": "CFG scale", "sampler": "Sampler"}
 
 
+class UnfitFormat(ValueError):
+    """The format that the job asked for cannot hold what the model made. The text names the job's field."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What can be said of a file without reading it, where it has it: pixels, seconds, samples a second (Hz)."""
@@ -131,7 +135,7 @@ def _check(array: Picture, format: str, quality: int | None) -> None:
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] not in (3, 4) or 0 in array.shape:
         raise ValueError(f"a picture is uint8, height × width × 3 or 4, not {array.dtype} {array.shape}")
     if array.shape[2] == 4 and format == "jpeg":
-        raise ValueError("jpeg has no transparency (allowed: png, webp)")
+        raise UnfitFormat("output.format: jpeg has no transparency (allowed: png, webp)")
     image_format(format)
     if quality is not None and not 1 <= quality <= 100:
         raise ValueError(f"quality {quality}: it goes from 1 to 100")

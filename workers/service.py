@@ -28,6 +28,7 @@ from saggar.storage.errors import Conflict, InvalidKey, StorageRefused, StorageU
 from saggar.storage.retry import Backoff, retrying
 from saggar.workers.attempts import Attempt, Attempts
 from saggar.workers.delivery import Delivery
+from saggar.workers.encode import UnfitFormat
 from saggar.workers.inputs.decoders import Stopped
 from saggar.workers.inputs.hold import fetched
 from saggar.workers.inputs.load import InputLoader, Inputs, InputUnavailable
@@ -215,7 +216,7 @@ class Service:
     def _in_our_words(self, rest: Callable[[], JobResult], attempt: Attempt) -> JobResult:
         try:
             return rest()
-        except (engine_errors.InvalidRequest, InvalidKey) as error:
+        except (engine_errors.InvalidRequest, InvalidKey, UnfitFormat) as error:
             raise Failed("invalid", str(error)) from error
         except (StorageRefused, Conflict) as error:
             raise Failed("storage", str(error)) from error

@@ -26,7 +26,7 @@ from saggar.workers.service import Dropped, GivenBack, Service
 from saggar.workers.translate import to_card
 
 from tests.support.cluster import noop_model, until
-from tests.support.inputs import input_loader
+from tests.support.inputs import image, input_loader
 
 
 @dataclass
@@ -122,6 +122,16 @@ def test_a_row_that_fails_fails_its_job_with_the_reason(bench: Bench, verb: str)
     assert record is not None
     assert record.error is not None
     assert (record.state, record.error.kind) == ("failed", "row_failed")
+
+
+def test_a_format_that_cannot_hold_what_was_made_is_the_jobs_fault(bench: Bench) -> None:
+    bench.storage.put("uploads/a.png", image("RGBA"), content_type="image/png")
+    uri = bench.storage.uri("uploads/a.png")
+    job = bench.queue(task="layers", inputs={"image": [uri]}, output={"format": "jpeg"})
+    with pytest.raises(
+        JobFailed, match=r"invalid: output\.format: jpeg has no transparency \(allowed: png, webp\)"
+    ):
+        bench.service.run(job.id, "t1")
 
 
 def test_a_job_queued_without_a_card_is_checked_when_claimed(bench: Bench) -> None:
