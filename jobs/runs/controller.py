@@ -31,7 +31,7 @@ T = TypeVar("T")
 CHUNK = 500
 """Rows queued, or ends taken in, between two looks at the run."""
 _LETTER: Mapping[str, Letter] = {"done": "d", "rejected": "r", "failed": "f"}
-FEW, LINGER_S = 100, 0.05
+FEW, LINGER_S = 100, 0.02
 """After so few ends it is waited for more: each look costs as much whatever it finds."""
 LOOK_S = 10.0
 """Without news of the window its records are looked at: an event may have been trimmed away."""
