@@ -23,6 +23,10 @@ STRIP = 4
 """Frames of a preview, side by side; fewer where there are not as many."""
 
 
+NARROWEST = 16
+"""A picture's long side, as a multiple of the short one."""
+
+
 class VideoParams(Protocol):
     """The parameters that the families have in common; `fps` is only written into the clip."""
 
@@ -46,7 +50,19 @@ class VideoFamily(TorchFamily[K]):
         """Frames of a latent frame, from the configuration alone."""
 
     def preprocess(self, request: Request) -> Request:
-        """The pipelines round a number of frames that does not fit, with a warning; here it is refused."""
+        """The pipelines round a number of frames that does not fit, with a warning; here it is refused. So are pictures
+        that are too narrow: an encoder that brings the short side to its size would make a wall of one.
+        """
+        for index, one in enumerate(request.inputs.get("image", ())):
+            assert isinstance(one, np.ndarray)
+            sides = one.shape[:2]
+            if max(sides) > NARROWEST * min(sides):
+                high, wide = sides
+                raise InvalidRequest(
+                    f"inputs.image[{index}]",
+                    f"{high}x{wide} is too narrow",
+                    f"sides of 1 to {NARROWEST} at most",
+                )
         params: K = self._build_params(request.params)
         factor = self.frame_factor()
         if params.num_frames % factor != 1 % factor:

@@ -78,6 +78,13 @@ def test_pictures_of_any_size_share_a_forward(make_engine: MakeEngine, models: M
     assert distance(outputs[0].media, outputs[-1].media) > 100 * ATOL
 
 
+def test_a_picture_that_is_too_narrow_is_refused(models: Models) -> None:
+    family = open_family(str(models("wan-flf")))
+    with pytest.raises(InvalidRequest) as caught:
+        family.validate(BY_NAME["wan-flf"].request("x", "x", {"image": [(20, 320), (321, 20)]}))
+    assert (caught.value.field, caught.value.allowed) == ("inputs.image[1]", "sides of 1 to 16 at most")
+
+
 def test_requests_on_both_sides_of_the_border_run_in_one_step(
     make_engine: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
