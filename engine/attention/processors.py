@@ -124,10 +124,10 @@ class Padded:
         attn: Any,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
+        attention_mask: torch.Tensor | None,
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, L, C] each, to the same shapes; the mask [B, L] is the text's."""
+        """[B, L, C] each, to the same shapes; the mask [B, L] is the text's, None where no token is masked."""
         length, text = hidden_states.shape[1], encoder_hidden_states
         q, k, v = _heads(attn, attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
         q, k = (
@@ -137,7 +137,9 @@ class Padded:
         own = _heads(attn, attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text))
         added = (_normed(own[0], attn.norm_added_q), _normed(own[1], attn.norm_added_k), own[2])
         q, k, v = (torch.cat(pair, dim=1) for pair in zip((q, k, v), added, strict=True))
-        mask = torch.nn.functional.pad(attention_mask.bool(), (length, 0), value=True)
+        mask = attention_mask
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask.bool(), (length, 0), value=True)
         out = attend(self.site, q, k, v, mask).flatten(2).to(q.dtype)
         return attn.to_out[1](attn.to_out[0](out[:, :length])), attn.to_add_out(out[:, length:])
 

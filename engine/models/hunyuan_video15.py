@@ -40,8 +40,8 @@ GUIDERS = (
 """Those that combine two predictions, and neither change the transformer nor remember earlier steps."""
 TEXT = 1000 + 256
 """Tokens of both texts at most: fixed in the pipeline."""
-TEXTS = ("text", "mask", "glyphs", "glyph_mask")
-"""The prompt, and what stands in quotes in it, as the pipeline gives them."""
+TEXTS = ("text", "glyphs")
+"""The prompt, and what stands in quotes in it."""
 LARGEST = 4096
 Side = Annotated[
     Annotated[int, Field(ge=1, le=LARGEST)] | None, Field(json_schema_extra={"x-tasks": ["t2v"]})
@@ -141,12 +141,15 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
 
     def load(self, placement: Placement) -> None:
         """LoadError: another guider than those that are known to work row by row."""
+        from saggar.engine.models.hunyuan_video15_parts import Masks
+
         source = self.checkpoint.components.get("guider")
         if source is None or source[1] not in GUIDERS:
             raise LoadError(
                 f"{self.checkpoint.folder}: guider: {source and source[1]} is not supported: {', '.join(GUIDERS)} are"
             )
         super().load(placement)
+        self._masks = Masks(self._pipe.transformer)
 
     def prepare_encode(self, states: Sequence[State]) -> None:
         """Both encoders for all texts at once; pictures, noise, sampler and guider for each request."""
@@ -175,22 +178,22 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
         """Velocity [rows, channels, frames, h, w]."""
         import torch
         from saggar.engine.models import common
+        from saggar.engine.models.hunyuan_video15_parts import real
 
         latents = common.pack_latents(rows)
         condition, seen = (
             common.join([row.state.extras[name] for row in rows]) for name in ("condition", "image")
         )
-        text, mask, glyphs, glyph_mask = (
-            common.join_padded([row.cond(branch, name) for row in rows]) for name in TEXTS
-        )
+        (text, mask), (glyphs, glyph_mask) = (common.pack_ragged(rows, branch, name) for name in TEXTS)
+        self._masks.needed = mask is not None or glyph_mask is not None
         velocity: torch.Tensor = self._pipe.transformer(
             hidden_states=torch.cat([latents, condition], dim=1),
             timestep=common.pack_timesteps(rows, latents).to(latents.dtype),
             timestep_r=self._next_timesteps(rows, latents),
             encoder_hidden_states=text,
-            encoder_attention_mask=mask,
+            encoder_attention_mask=real(text) if mask is None else mask,
             encoder_hidden_states_2=glyphs,
-            encoder_attention_mask_2=glyph_mask,
+            encoder_attention_mask_2=real(glyphs) if glyph_mask is None else glyph_mask,
             image_embeds=seen,
             return_dict=False,
         )[0]
@@ -215,13 +218,13 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
     def _encode(self, texts: list[str]) -> Sequence[Encoded]:
         from saggar.engine.models.hunyuan_video15_parts import without_padding
 
-        made = self._pipe.encode_prompt(
+        text, mask, glyphs, glyph_mask = self._pipe.encode_prompt(
             texts,
             device=self._placement.device,
             dtype=self._pipe.transformer.dtype,
             batch_size=len(texts),
         )
-        return without_padding(dict(zip(TEXTS, made, strict=True)), len(texts))
+        return without_padding(text=(text, mask), glyphs=(glyphs, glyph_mask))
 
     def _next_timesteps(self, rows: Rows, latents: torch.Tensor) -> torch.Tensor | None:
         """[rows], where the transformer was made for two ends of a step; the pipeline for text gives none."""

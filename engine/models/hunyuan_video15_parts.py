@@ -4,7 +4,6 @@ it imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,31 +14,39 @@ from saggar.engine.models.state import RequestState
 State = RequestState[torch.Tensor, Any, Any]
 
 
-def without_padding(made: Mapping[str, torch.Tensor], count: int) -> list[Encoded]:
-    """Tensors [count, tokens, ...] cut into texts behind each one's last own token: nothing attends to what follows.
-
-    `made` has a text's tensor, then its mask [count, tokens], in pairs; of a text that is empty one token stays.
+def without_padding(**made: tuple[torch.Tensor, torch.Tensor]) -> list[Encoded]:
+    """Of texts by name, [texts, tokens, width] and their masks [texts, tokens], each text's own tokens [1, own, width]:
+    the transformer puts those that are masked behind the others, and nothing attends to them.
     """
-    names = list(made)
-    pairs = list(zip(names[::2], names[1::2], strict=True))
-    ends = {mask: [_end(row) for row in made[mask].tolist()] for _, mask in pairs}
+    count = len(next(iter(made.values()))[0])
     return [
-        {
-            name: made[name][index : index + 1, : ends[mask][index]]
-            for text, mask in pairs
-            for name in (text, mask)
-        }
+        {name: text[index : index + 1, mask[index].bool()] for name, (text, mask) in made.items()}
         for index in range(count)
     ]
 
 
-def _end(mask: list[float]) -> int:
-    return max([place for place, one in enumerate(mask, 1) if one], default=1)
+def real(text: torch.Tensor) -> torch.Tensor:
+    """The mask [rows, tokens] of texts in which no token is masked."""
+    return torch.ones(text.shape[:2], dtype=torch.bool, device=text.device)
+
+
+class Masks:
+    """Keeps the mask of a forward from the blocks of a transformer where it is not `needed`, for no token is masked:
+    kernels are faster without, and more of them can serve.
+    """
+
+    def __init__(self, transformer: Any) -> None:
+        self.needed = True
+        for block in transformer.transformer_blocks:
+            block.register_forward_pre_hook(self._before)
+
+    def _before(self, block: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args if self.needed else (*args[:3], None, *args[4:])
 
 
 def begin(pipe: Any, state: State, device: torch.device | None) -> None:
     """First latents; `condition` [1, channels + 1, frames, h, w], the latents of the picture and where it stands; and
-    `image` [1, tokens, width], what its encoder says of it. Without a picture all of them are zero.
+    `image` [1, tokens, width], what its encoder says of it. Without a picture the first is zero, the other empty.
     """
     params, dtype = state.params, pipe.transformer.dtype
     given = picture(state.request.inputs["image"][0]) if state.request.task == "i2v" else None
@@ -59,8 +66,8 @@ def begin(pipe: Any, state: State, device: torch.device | None) -> None:
     one = state.latents[:1]
     if given is None:
         made = pipe.prepare_cond_latents_and_mask(one, dtype, device)
-        # Of its tokens, which are all masked, one.
-        state.extras["image"] = one.new_zeros(1, 1, pipe.vision_states_dim)
+        # All of its tokens would be masked.
+        state.extras["image"] = one.new_zeros(1, 0, pipe.vision_states_dim)
     else:
         given = pipe.video_processor.resize(given, height=high, width=wide, resize_mode="crop")
         made = pipe.prepare_cond_latents_and_mask(one, given, 1, high, wide, dtype, device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ from saggar.engine.attention.dispatch import find_sites, install
 from saggar.engine.attention.select import kernel
 from saggar.engine.attention.site import Site
 from saggar.engine.media import Clip
+from saggar.engine.models.common import pack_ragged
+from saggar.engine.models.hunyuan_video15 import TEXTS
+from saggar.engine.models.hunyuan_video15_parts import real
 from saggar.engine.models.state import Row
 from saggar.engine.platform.base import Placement
 
@@ -33,11 +35,14 @@ TEXT, PICTURE = BY_NAME["hunyuan-video15"], BY_NAME["hunyuan-video15-i2v"]
 
 @pytest.fixture
 def loaded(models: Models) -> Callable[[str], Any]:
-    """A family with its weights, in this process."""
+    """A family with its weights, in this process, its attentions on a kernel of ours."""
 
     def load(model: str) -> Any:
         family = open_family(str(models(model)))
         family.load(FLOATS)
+        for found in find_sites(family.denoisers()["transformer"]):
+            assert found.reachable
+            install(found, Site(found.name, found.role, kernel("torch_sdpa")()))
         return family
 
     return load
@@ -50,29 +55,48 @@ def prepared(family: Any, *requests: Request) -> list[Any]:
     return states
 
 
+def bare(model: Path) -> Any:
+    """diffusers' transformer as it is: no kernel, no hook of ours."""
+    kind = diffusers.HunyuanVideo15Transformer3DModel
+    return kind.from_pretrained(str(model), subfolder="transformer").eval()
+
+
+def forward(transformer: Any, *states: Any) -> torch.Tensor:
+    """Its prediction of first outputs, [states, ...]."""
+    rows = [Row(state, 0) for state in states]
+    (text, mask), (glyphs, glyph_mask) = (pack_ragged(rows, "cond", name) for name in TEXTS)
+    latents = [torch.cat([state.latents[:1], state.extras["condition"]], dim=1) for state in states]
+    predicted: torch.Tensor = transformer(
+        torch.cat(latents),
+        torch.stack([state.timesteps[0] for state in states]),
+        text,
+        real(text) if mask is None else mask,
+        encoder_hidden_states_2=glyphs,
+        encoder_attention_mask_2=real(glyphs) if glyph_mask is None else glyph_mask,
+        image_embeds=torch.cat([state.extras["image"] for state in states]),
+        return_dict=False,
+    )[0]
+    return predicted
+
+
 @torch.inference_mode()
 def test_with_and_without_a_picture_in_one_forward_would_go_wrong_in_silence(
-    loaded: Callable[[str], Any],
+    models: Models, loaded: Callable[[str], Any]
 ) -> None:
     """The bare transformer asks of the whole batch whether it has pictures: their keys keep them apart."""
     text, picture = loaded("hunyuan-video15"), loaded("hunyuan-video15-i2v")
-    one = prepared(text, TEXT.request("text", "clay", seed=1))[0]
-    other = prepared(picture, PICTURE.request("picture", "clay", {"image": [(64, 64)]}, seed=2))[0]
+    one, two = prepared(text, *(TEXT.request(f"text {n}", "clay and" * n, seed=n) for n in (1, 2)))
+    other = prepared(picture, PICTURE.request("picture", "clay", {"image": [(64, 64)]}, seed=3))[0]
     assert text.batch_key(one.request) != picture.batch_key(other.request)
 
-    tokens = other.extras["image"].shape[1]
-    one.extras["image"] = one.extras["image"].expand(-1, tokens, -1)
-    rows = [Row(one, 0), Row(other, 0)]
-    alone = [picture.predict([row], "cond") for row in rows]
-    together = picture.predict(rows, "cond").split(1)
-    torch.testing.assert_close(together[1], alone[1], atol=ATOL, rtol=0)
-    assert (together[0] - alone[0]).abs().max() > 100 * ATOL
-
-    blank = replace(one.request, id="blank", prompt="")
-    rows[1] = Row(prepared(text, blank)[0], 0)
-    rows[1].state.extras["image"] = one.extras["image"]
-    alone[1] = picture.predict([rows[1]], "cond")
-    torch.testing.assert_close(picture.predict(rows, "cond"), torch.cat(alone), atol=ATOL, rtol=0)
+    transformer = bare(models("hunyuan-video15-i2v"))
+    for state in (one, two):  # as many tokens as of a picture, all zero: the pipeline for text gives such
+        state.extras["image"] = torch.zeros_like(other.extras["image"])
+    alone = [forward(transformer, state) for state in (one, two, other)]
+    torch.testing.assert_close(forward(transformer, one, two), torch.cat(alone[:2]), atol=ATOL, rtol=0)
+    together = forward(transformer, one, other)
+    torch.testing.assert_close(together[1:], alone[2], atol=ATOL, rtol=0)
+    assert (together[:1] - alone[0]).abs().max() > 100 * ATOL
 
 
 def test_a_picture_of_another_shape_has_a_key_of_its_own(models: Models) -> None:
@@ -185,14 +209,28 @@ def test_one_side_alone_is_refused(models: Models) -> None:
 
 
 @torch.inference_mode()
-def test_masking_keys_alone_gives_what_masking_pairs_does(loaded: Callable[[str], Any]) -> None:
+def test_masking_keys_alone_gives_what_masking_pairs_does(
+    models: Models, loaded: Callable[[str], Any]
+) -> None:
     """diffusers' own processors against ours, of texts of unlike length."""
     family = loaded("hunyuan-video15")
-    states = prepared(family, *TEXT.requests())
+    rows = [Row(state, 0) for state in prepared(family, *TEXT.requests())]
+    ours = family.predict(rows, "cond")
+    family._pipe.transformer = bare(models("hunyuan-video15"))
+    torch.testing.assert_close(ours, family.predict(rows, "cond"), atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_where_no_token_is_masked_blocks_get_no_mask(loaded: Callable[[str], Any]) -> None:
+    family = loaded("hunyuan-video15")
+    masked: list[bool] = []
+    family._pipe.transformer.transformer_blocks[-1].register_forward_pre_hook(
+        lambda _, args: masked.append(args[3] is not None)
+    )
+    prompts = ['one "A"', 'two "B"', "long, long"]
+    states = prepared(family, *(TEXT.request(text, text, seed=n) for n, text in enumerate(prompts)))
     rows = [Row(state, 0) for state in states]
-    theirs = family.predict(rows, "cond")
-    replaced = find_sites(family.denoisers()["transformer"])
-    for found in replaced:
-        assert found.reachable
-        install(found, Site(found.name, found.role, kernel("torch_sdpa")()))
-    torch.testing.assert_close(family.predict(rows, "cond"), theirs, atol=1e-5, rtol=0)
+    alone = torch.cat([family.predict([row], "cond") for row in rows])
+    torch.testing.assert_close(family.predict(rows[:2], "cond"), alone[:2], atol=1e-5, rtol=0)
+    torch.testing.assert_close(family.predict(rows, "cond"), alone, atol=1e-5, rtol=0)
+    assert masked == [False, False, False, False, True]
