@@ -165,6 +165,46 @@ def test_a_picture_becomes_a_video_queued(_fox: list[str], redis_url: str, tmp_p
     assert f"seed 0, {frames_of(made)} frames" in done.stdout
 
 
+def edit(tmp_path: Path, *flags: str, **environment: str) -> str:
+    """What the example prints for a red and a blue picture."""
+    for name, size in (("red", (70, 50)), ("blue", (64, 64))):
+        Image.new("RGB", size, name).save(tmp_path / f"{name}.png")
+    pictures = [str(tmp_path / f"{name}.png") for name in ("red", "blue")]
+    script = [sys.executable, str(ROOT / "examples/edit_picture.py"), "--prompt", "it burns"]
+    done = subprocess.run(
+        [*script, *flags, *pictures[: 1 if "i2i" in flags else 2]],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_pictures_are_edited_offline(tmp_path: Path) -> None:
+    assert "2 steps" in edit(tmp_path, "--steps", "2", "--to", str(tmp_path))
+    with Image.open(tmp_path / "edit.png") as picture:
+        assert picture.size == (64, 64)
+        assert picture.convert("L").getextrema()[0] < picture.convert("L").getextrema()[1]
+
+
+@pytest.mark.usefixtures("_worker")
+def test_a_picture_is_edited_queued(redis_url: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    printed = edit(
+        tmp_path,
+        "--queued",
+        "--model",
+        "noop",
+        "--task",
+        "i2i",
+        SAGGAR_REDIS_URL=redis_url,
+        SAGGAR_STORE=str(store),
+    )
+    assert "file://" in printed and "seed 0" in printed
+
+
 async def ask(app: web_backend.Backend, method: str, path: str, content: object = None, **headers: str):
     """One request; its status and whole body."""
     sent: list[dict[str, object]] = []

@@ -108,6 +108,10 @@ A checkpoint is served by the family of the pipeline that its `model_index.json`
 (sizes, defaults, limits, memory) says `saggar models inspect MODEL`. Rows of one batch share what the table says, and
 may differ in all else: prompt, negative prompt, seed, number of outputs and every other parameter.
 
+Of pictures, `i2i` begins with one and keeps of it what `strength` leaves, `inpaint` paints anew what is white in a mask:
+both bring their files to the size that is asked for. `edit` has reference pictures, and rows of one batch share their
+sizes; `layers` takes a picture with transparency apart, and an output is all of its layers.
+
 Any other pipeline of diffusers that makes pictures of a prompt alone is called as a whole, by the family
 `diffusers-any`: request batches only, and rows share all parameters, which are the scalars of the pipeline's
 `__call__`. Rows are one call where the pipeline takes lists of prompts and generators. Progress and cancels come at
@@ -141,6 +145,10 @@ def _parameters_table(words: Mapping[str, Mapping[str, JsonValue]], one: Capabil
     for name, of_one in words.items():
         takes = describe(of_one).replace("|", "\\|")
         default = "" if "default" not in of_one else f"`{_json(of_one['default'])}`"
+        for task, other in cast("dict[str, JsonValue]", of_one.get("x-defaults", {})).items():
+            default += f", {task}: `{_json(other)}`"
+        if tasks := cast("list[str]", of_one.get("x-tasks", [])):
+            takes += f"; for {', '.join(tasks)}"
         lines.append(f"| `{name}` | {default} | {takes} | {'shared' if name in one.shared else 'own'} |")
     return "\n".join(lines) + "\n"
 
