@@ -108,8 +108,8 @@ A checkpoint is served by the family of the pipeline that its `model_index.json`
 (sizes, defaults, limits, memory) says `saggar models inspect MODEL`. Rows of one batch share what the table says, and
 may differ in all else: prompt, negative prompt, seed, number of outputs and every other parameter.
 
-Of pictures, `i2i` begins with one and keeps of it what `strength` leaves, `inpaint` paints anew what is white in a mask:
-both bring their files to the size that is asked for. `edit` has reference pictures, and rows of one batch share their
+Of pictures, `i2i` begins with one and keeps of it what `strength` leaves, `inpaint` paints anew what a mask shows: both
+bring their files to the size that is asked for. `edit` has reference pictures, and rows of one batch share their
 sizes; `layers` takes a picture with transparency apart, and an output is all of its layers.
 
 Any other pipeline of diffusers that makes pictures of a prompt alone is called as a whole, by the family
