@@ -514,7 +514,7 @@ CASES = [
     Z_IMAGE,
     FLUX2,
     KLEIN,
-    KONTEXT,
+    replace(KONTEXT, once=True),
     edited(
         KONTEXT,
         options=(*KONTEXT.options, {"height": 64, "width": 104, "num_inference_steps": 2}),
@@ -527,7 +527,7 @@ CASES = [
     begun(FLUX, "FluxImg2ImgPipeline"),
     begun(FLUX, "FluxInpaintPipeline", **MASKED),
     SDXL_INPAINT,
-    replace(SDXL_INPAINT, name="sdxl-painter", model=""),
+    replace(SDXL_INPAINT, name="sdxl-painter", model="", once=True),
     begun(SD3, "StableDiffusion3Img2ImgPipeline"),
     begun(QWEN_IMAGE, "QwenImageImg2ImgPipeline"),
     begun(Z_IMAGE, "ZImageImg2ImgPipeline", given=as_pil_of_its_size),

@@ -481,9 +481,15 @@ def test_every_default_equals_the_pipelines_own(case: Case) -> None:
             assert field.default is not MISSING
             of_task: Any = words[field.name].get("x-defaults", {})
             own = of_task.get(case.task, field.default)
-            assert (list(own) if isinstance(own, tuple) else own) == call[field.name].default, field.name
+            theirs = call[field.name].default
+            assert _plain_value(own) == _plain_value(theirs), field.name
             compared += 1
     assert compared >= 2
+
+
+def _plain_value(value: object) -> object:
+    """Some defaults are lists, some tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def test_parameters_off_the_checkpoints_grid_are_refused(
