@@ -130,9 +130,8 @@ def check_params(
         default = default_of(words, task)
         value = params.get(name, default)
         left = isinstance(value, _SCALARS) and type(value) is type(default) and value == default
-        if (
-            name in params and not left and (problem := _refusal(value, words))
-        ):  # a default was checked with the schema
+        # A default was checked with the schema.
+        if name in params and not left and (problem := _refusal(value, words)):
             raise InvalidRequest(f"params.{name}", problem, describe(words))
         meant = cast("list[str]", words.get("x-tasks", [task]))
         if task not in meant and value != default:

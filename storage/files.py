@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 Data = bytes | Path
 
@@ -32,6 +33,16 @@ def sha256_of(data: Data) -> str:
         return hashlib.sha256(data).hexdigest()
     with data.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def opened_data(data: Data) -> Iterator[bytes | IO[bytes]]:
+    """Bytes as they are, a file opened."""
+    if isinstance(data, Path):
+        with data.open("rb") as file:
+            yield file
+    else:
+        yield data
 
 
 def size_of(data: Data) -> int:

@@ -26,8 +26,6 @@ from saggar.storage.errors import Conflict, NotFound
 
 _JSON = "application/json"
 _HEX64 = r"^[0-9a-f]{64}$"
-
-
 _LATER = ("part", "frames", "fps", "duration_s", "sample_rate", "channels")
 
 

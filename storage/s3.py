@@ -13,11 +13,11 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from saggar.storage.base import ObjectInfo, StorageSettings
 from saggar.storage.errors import Conflict, NotFound, StorageConfigError, StorageRefused, StorageUnavailable
-from saggar.storage.files import Data, sha256_of, size_of
+from saggar.storage.files import Data, opened_data, sha256_of, size_of
 from saggar.storage.keys import check_key, check_prefix
 from saggar.storage.retry import Backoff, retrying
 
@@ -233,7 +233,7 @@ class S3Storage:
         name = self._name(key)
 
         def put() -> str:
-            with _body(data) as body:
+            with opened_data(data) as body:
                 return self._client.put_object(
                     Bucket=self._bucket, Key=name, Body=body, ContentType=content_type, Metadata=tags
                 )["ETag"]
@@ -267,7 +267,7 @@ class S3Storage:
 
         def put() -> bool:
             try:
-                with _body(data) as body:
+                with opened_data(data) as body:
                     self._client.put_object(
                         Bucket=self._bucket,
                         Key=name,
@@ -389,15 +389,6 @@ def _md5(found: HeadObjectOutputTypeDef) -> str | None:
 
 def _status(error: ClientError) -> int:
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-
-
-@contextmanager
-def _body(data: Data) -> Iterator[bytes | IO[bytes]]:
-    if isinstance(data, Path):
-        with data.open("rb") as file:
-            yield file
-    else:
-        yield data
 
 
 def _ascii(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -102,6 +102,21 @@ def test_typing_alone_crosses_no_package_either(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_family_imports_no_other_family() -> None:
+    """What two share is a file of its own."""
+    models = ROOT / "engine" / "models"
+    served = {path for path in models.glob("*.py") if "\n@serves(" in path.read_text(encoding="utf-8")}
+    names = {f"saggar.engine.models.{path.stem}" for path in served}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted(served)
+        for line, name in imports(path)
+        if name in names
+    ]
+    assert len(served) > 10
+    assert not wrong, "\n".join(wrong)
+
+
 def test_boto3_is_named_in_one_file_of_storage() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {name}"

@@ -15,12 +15,12 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
-from saggar.engine.attention.base import Backend, MaskKind, Need, Traits
+from saggar.engine.attention.base import Backend, Need, Traits
 from saggar.engine.attention.select import backends, kernel
 from saggar.engine.errors import LoadError, Unsupported
 
@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Which Auto it is: each serves by a table of its own."""
+    """Which Auto it is: diffusers knows kernels by name and options, and each Auto chooses among its own candidates."""
 
     number: int = 0
 
@@ -226,8 +226,5 @@ def _serves(name: str, need: Need) -> bool:
         found = kernel(name)()
     except Unsupported:  # not installed
         return False
-    mask: MaskKind = need.mask
-    return (
-        not found.approximates
-        and found.traits.refusal(Need(need.device, need.dtype, need.head_dim, mask)) is None
-    )
+    exact_alone = replace(need, lse=False)  # where Ring asks for the log-sum-exp, the usual kernel serves
+    return not found.approximates and found.traits.refusal(exact_alone) is None

@@ -25,9 +25,8 @@ FLOATS = (torch.float32, *HALVES)
 
 @dataclass(frozen=True)
 class Traits:
-    """What a kernel bears. `head_dims`: the largest, and what it must be a multiple of;
-    `widths`: the only ones, where they are so few. `lse`: it gives the
-    log-sum-exp, which Ring needs; `masked_lse`: under a mask too.
+    """What a kernel bears. `head_dims`: the largest, and what it must be a multiple of; `widths`: the only ones, where
+    they are so few. `lse`: it gives the log-sum-exp, which Ring needs; `masked_lse`: under a mask too.
     """
 
     devices: tuple[str, ...]

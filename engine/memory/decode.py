@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import Unsupported
@@ -13,7 +14,7 @@ class Decoding(Protocol):
 
     @property
     def name(self) -> str: ...
-    def decoders(self) -> Any: ...
+    def decoders(self) -> Mapping[str, object]: ...
 
 
 def spare_memory(config: EngineConfig, family: Decoding) -> None:

@@ -218,7 +218,7 @@ class Family(ABC, Generic[T, P, S]):
         return True
 
     def chunk_due(self, state: RequestState[T, P, S]) -> bool:
-        """Whether a piece can be decoded at this border; `post_decode` then gives the arrays of that piece."""
+        """Whether a piece can be decoded at this border; `post_decode` then gives the media of that piece."""
         return False
 
     def preview(self, state: RequestState[T, P, S]) -> np.ndarray | None:

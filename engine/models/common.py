@@ -1,6 +1,4 @@
-"""What diffusers' image families share: samplers, noise, pixels. Imported in a rank only: it
-imports torch.
-"""
+"""What families over a diffusers pipeline share: samplers, noise, pixels. Imported in a rank only: it imports torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What FLUX and Qwen-Image share: latents packed in cells of 2×2, [outputs, tokens, channels × 4], and rows of one
-size, because the transformer takes one set of positions for all of them.
+"""What FLUX, Qwen-Image, Ovis-Image and LongCat-Image share: latents packed in cells of 2×2,
+[outputs, tokens, channels × 4], and rows of one size, because the transformer takes one set of positions for all of
+them.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ AREA = 1024 * 1024
 
 def pictures(request: Request) -> list[Image]:
     """In their order, without transparency."""
-    from PIL import Image
+    from saggar.engine.models.common import picture
 
-    arrays: Sequence[Any] = request.inputs["image"]
-    return [Image.fromarray(array).convert("RGB") for array in arrays]
+    return [picture(array) for array in request.inputs["image"]]
 
 
 def sizes(request: Request) -> list[tuple[int, int]]:

@@ -1,6 +1,4 @@
-"""The verbs that families over a diffusers text-to-image pipeline share. Imports torch only when a verb is
-called.
-"""
+"""The verbs that families over a diffusers pipeline share. Imports torch only when a verb is called."""
 
 from __future__ import annotations
 

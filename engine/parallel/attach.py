@@ -89,9 +89,8 @@ class Attachment:
         return self._used.setdefault(found.role, backend)
 
     def _auto(self, found: Found, need: Need) -> Backend:
-        usual = choose(
-            found.name, found.role, need, {}, self._defaults
-        )  # refuses what no kernel bears, Ring's too
+        # It refuses what no kernel bears, and under Ring what has no log-sum-exp.
+        usual = choose(found.name, found.role, need, {}, self._defaults)
         if need not in self._autos:
             self._autos[need] = Auto.of(found.name, need, [usual.name, *self._defaults])
         return self._used.setdefault(found.role, self._autos[need])

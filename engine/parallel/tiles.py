@@ -46,6 +46,7 @@ class _Tiles:
         self._factor = 2 ** (len(vae.config.block_out_channels) - 1)
         self._shapes: list[torch.Size] = []
         self._decoded: list[torch.Tensor] = []
+        self._nothing = torch.empty(0)
 
     def mine(self, decode: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """A decoder of every `size`-th tile, and of zeros for the rest."""
@@ -55,6 +56,7 @@ class _Tiles:
             count, _, high, wide = tile.shape
             shape = torch.Size((count, self._channels, high * self._factor, wide * self._factor))
             self._shapes.append(shape)
+            self._nothing = tile.new_empty(0)
             if (len(self._shapes) - 1) % self._axis.size != self._axis.index:
                 return tile.new_zeros(shape)
             out = decode(tile, *more)
@@ -75,9 +77,8 @@ class _Tiles:
         for start in range(0, len(self._shapes), size):
             shapes = self._shapes[start : start + size]
             longest = max(shape.numel() for shape in shapes)
-            mine = (
-                self._decoded[start // size] if start // size < len(self._decoded) else self._decoded[-1][:0]
-            )
+            turn = start // size
+            mine = self._decoded[turn] if turn < len(self._decoded) else self._nothing
             sent = mine.new_zeros(longest)
             sent[: mine.numel()] = mine.reshape(-1)
             received = self._axis.all_gather(sent).view(size, longest)

@@ -57,7 +57,9 @@ class World:
             store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
             self._team.tell(store.port)
         else:
-            store = dist.TCPStore(host, int(str(self._team.hear())), size, is_master=False)
+            port = self._team.hear()
+            assert isinstance(port, int), port
+            store = dist.TCPStore(host, port, size, is_master=False)
         dist.init_process_group(platform.communication, store=store, rank=self._team.rank, world_size=size)
         here = torch.ones(1, device=placement.device)
         dist.all_reduce(here)

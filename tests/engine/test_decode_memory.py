@@ -74,31 +74,54 @@ class Tile(torch.nn.Module):
         return tile.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
 
-def test_a_rank_decodes_its_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiled_vae() -> diffusers.AutoencoderKL:
     vae = diffusers.AutoencoderKL(
         latent_channels=3, block_out_channels=(4, 4), norm_num_groups=1, sample_size=8, use_post_quant_conv=False,
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
     )  # fmt: skip
     vae.decoder = Tile()
     vae.enable_tiling()
+    return vae
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What a rank sends; the others seem to send the same."""
+    all_sent: list[torch.Tensor] = []
+
+    def gathered(axis: Axis, one: torch.Tensor) -> torch.Tensor:
+        all_sent.append(one)
+        return torch.cat([one] * axis.size)
+
+    monkeypatch.setattr(Axis, "all_gather", gathered)
+    return all_sent
+
+
+def test_a_rank_decodes_its_part_alone(sent: list[torch.Tensor]) -> None:
+    vae = tiled_vae()
     z = torch.randn(1, 3, 9, 7)
     expected = vae.decode(z).sample
     whole = vae.decoder.calls
-    others: list[torch.Tensor] = []
-
-    def gathered(axis: Axis, sent: torch.Tensor) -> torch.Tensor:
-        others.append(sent)
-        return torch.cat([sent] * axis.size)
-
-    monkeypatch.setattr(Axis, "all_gather", gathered)
     assert share_tiles(vae, Axis("all", 2, 0))
     vae.decoder.calls = 0
     found = vae.decode(z).sample
-    assert vae.decoder.calls == -(-whole // 2) == len(others)
+    assert vae.decoder.calls == -(-whole // 2) == len(sent)
     assert found.shape == expected.shape
     assert torch.equal(found[:, :, :4, :4], expected[:, :, :4, :4])  # of the first tile, which is its own
     assert not share_tiles(torch.nn.Identity(), Axis("all", 2, 0))
     assert not share_tiles(vae, Axis("all"))
+
+
+def test_a_rank_for_which_no_tile_is_left_takes_part_in_the_exchange(sent: list[torch.Tensor]) -> None:
+    vae = tiled_vae()
+    z = torch.randn(1, 3, 5, 4)
+    expected = vae.decode(z).sample
+    whole = vae.decoder.calls
+    assert share_tiles(vae, Axis("all", whole + 1, whole))
+    vae.decoder.calls = 0
+    assert vae.decode(z).sample.shape == expected.shape
+    assert vae.decoder.calls == 0
+    assert len(sent) == 1
 
 
 class Plain:

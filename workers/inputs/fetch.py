@@ -28,6 +28,7 @@ class Ticket:
         self._cut: Cut | None = None
 
     def cancel(self) -> bool:
+        """Ends the fetch under way and every later one."""
         with self._lock:
             self.over.set()
             if self._cut is not None:
@@ -82,6 +83,7 @@ class Fetcher:
         return file
 
     def close(self) -> None:
+        """Its stores."""
         for store in self._stores.values():
             store.close()
 

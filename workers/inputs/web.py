@@ -40,12 +40,11 @@ class Cut:
         self._socket: socket.socket | None = None
         self.over = threading.Event()
 
-    def cancel(self) -> bool:
+    def cancel(self) -> None:
         """Ends the fetch under way and every later one."""
         with self._lock:
             self.over.set()
             self._shut()
-        return True
 
     def use(self, sock: socket.socket | None) -> None:
         """The socket to shut; at once if the fetch is over."""

@@ -27,6 +27,7 @@ from saggar.storage.shards import DEFAULT_TARGET_BYTES, ShardWriter
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.judge import draws_of
 from saggar.workers.runs.outputs import Made, Outputs
+from saggar.workers.runs.samples import FACTS
 
 _CHUNK = 32
 """Rows whose pictures are in memory at a time."""
@@ -186,9 +187,7 @@ class Packer:
         }
         metadata: dict[str, JsonValue] = {
             "seed": output.seed,
-            "width": output.width,
-            "height": output.height,
-            **output.model_dump(include={"frames", "fps", "duration_s", "sample_rate", "channels"}),
+            **output.model_dump(include=set(FACTS)),
             "sha256": output.sha256,
             "model": job.model,
             "revision": side.get("model", {}).get("revision", ""),

@@ -45,23 +45,9 @@ def write(
 ) -> None:
     """One of these generations: further words for three of its parts."""
     import diffusers
-    from diffusers import (
-        AutoencoderKLLTX2Audio,
-        FlowMatchEulerDiscreteScheduler,
-        LTX2VideoTransformer3DModel,
-    )
-    from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+    from diffusers import FlowMatchEulerDiscreteScheduler, LTX2VideoTransformer3DModel
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors
 
-    hearing = AutoencoderKLLTX2Audio(
-        base_channels=8,
-        output_channels=2,
-        ch_mult=(1, 1, 1),
-        num_res_blocks=1,
-        in_channels=2,
-        resolution=16,
-        latent_channels=2,
-        mel_bins=BINS,
-    )
     text_encoder = gemma3()
     parts = {
         "scheduler": FlowMatchEulerDiscreteScheduler(
@@ -73,7 +59,7 @@ def write(
             shift_terminal=0.1,
         ),
         "vae": _vae(**vae),
-        "audio_vae": hearing,
+        "audio_vae": _audio_vae(),
         "text_encoder": text_encoder,
         "tokenizer": gemma_tokenizer(),
         "connectors": LTX2TextConnectors(
@@ -104,16 +90,7 @@ def write(
             caption_channels=WIDTH,
             **transformer,
         ),
-        "vocoder": LTX2Vocoder(
-            in_channels=2 * BINS,
-            hidden_channels=16,
-            out_channels=2,
-            upsample_kernel_sizes=[8, 4],
-            upsample_factors=[4, 2],
-            resnet_kernel_sizes=[3],
-            resnet_dilations=[[1, 3]],
-            output_sampling_rate=8000,
-        ),
+        "vocoder": _vocoder(),
     }
     defaults = {"num_frames": 5, "spatio_temporal_guidance_blocks": [1]}
     save(getattr(diffusers, pipeline), parts, folder, seed, defaults=defaults)
@@ -143,3 +120,33 @@ def _vae(**config: Any) -> Any:
     vae.latents_mean.copy_(vae.latents_mean.new_tensor([0.1, -0.2, 0.3, 0.0]))
     vae.latents_std.copy_(vae.latents_std.new_tensor([1.5, 0.8, 1.2, 1.0]))
     return vae
+
+
+def _audio_vae() -> Any:
+    from diffusers import AutoencoderKLLTX2Audio
+
+    return AutoencoderKLLTX2Audio(
+        base_channels=8,
+        output_channels=2,
+        ch_mult=(1, 1, 1),
+        num_res_blocks=1,
+        in_channels=2,
+        resolution=16,
+        latent_channels=2,
+        mel_bins=BINS,
+    )
+
+
+def _vocoder() -> Any:
+    from diffusers.pipelines.ltx2 import LTX2Vocoder
+
+    return LTX2Vocoder(
+        in_channels=2 * BINS,
+        hidden_channels=16,
+        out_channels=2,
+        upsample_kernel_sizes=[8, 4],
+        upsample_factors=[4, 2],
+        resnet_kernel_sizes=[3],
+        resnet_dilations=[[1, 3]],
+        output_sampling_rate=8000,
+    )
