@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from saggar.jobs import Job, ModelCard
 from saggar.jobs.errors import ConfigError
-from saggar.jobs.runs.plan import Expansion, parse_matrix, parse_seeds, parse_settings
+from saggar.jobs.runs.plan import Expansion
 from saggar.storage.local import LocalStorage
 from saggar.workers.runs.launch import Flags, check_flags
 from saggar.workers.runs.manifest import Manifest
@@ -378,26 +378,6 @@ def test_a_missing_library_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"pip install 'saggar\[datasets\]'"):
         read(tmp_path / "a.parquet")
-
-
-def test_settings_are_json_where_they_can_be() -> None:
-    assert parse_settings(["steps=4", "scale=2.5", "key=a=b", "flag=true", "zero=0", "empty="]) == {
-        "steps": 4,
-        "scale": 2.5,
-        "key": "a=b",
-        "flag": True,
-        "zero": 0,
-        "empty": "",
-    }
-    with pytest.raises(ConfigError, match="name=value"):
-        parse_settings(["steps"])
-
-
-def test_seeds_and_matrices_as_they_are_written() -> None:
-    assert parse_seeds("0..2") == (0, 1, 2)
-    assert parse_seeds("5") == (5,)
-    assert parse_seeds(None) == ()
-    assert parse_matrix(["a=1,x,true"]) == (("a", (1, "x", True)),)
 
 
 def test_what_is_new_beside_an_older_plan(tmp_path: Path, manifest: Manifest) -> None:
