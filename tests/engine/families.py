@@ -2,144 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from saggar.engine import Request
-from saggar.engine.media import Media
-
+from tests.engine.case import Case
+from tests.engine.families_in_time import HUNYUAN, LTX2, LTX2_PICTURE, STABLE_AUDIO, WAN, WAN_I2V
 from tests.engine.media_made import (
-    Given,
-    Shapes,
-    as_pil,
     as_pil_of_its_size,
     as_rgba,
     as_waves,
     at_resolution,
-    clips_of,
-    films_of,
     keeping_references,
     layers_of,
-    made,
-    pictures_of,
-    plainly,
     smaller_references,
-    sounds_of,
 )
-from tests.engine.video_made import as_ends, by_guider, without_ftfy
-
-REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"height": 60}, "params.height"),
-    ({"width": 10_000}, "params.width"),
-    ({"num_inference_steps": 0}, "params.num_inference_steps"),
-    ({"guidance_scale": float("nan")}, "params.guidance_scale"),
-    ({"max_sequence_length": 513}, "params.max_sequence_length"),
-    ({"warp": 0.5}, "params.warp"),
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """`name` is the tiny model's unless `model` is; `class_name` is the plain pipeline's.
-
-    task: that of its requests. inputs: the shapes of what they are given, made of their seeds. others: further sets of
-    inputs, such as another size or number, compared each for itself; resized: they share a key, for all are brought to
-    one size. given: what the plain pipeline is called with for them. made: the media of one output, from what that call
-    returns.
-    called: how the plain pipeline is called with all that. added: parameters that are none of its arguments.
-    strip: frames of a preview, side by side.
-    brief: CI compares the main things alone, for another case of this code is compared in all; once: only one batch.
-    guided: parameters that ask for classifier-free guidance. scale: the parameter that is its strength.
-    empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
-    negative: whether the pipeline takes a negative prompt at all.
-    mixed_sizes: whether rows of unlike sizes share a forward.
-    small: parameters of a small size. wide: another size than the usual one; another: parameters of another batch key
-    where they are not height and width.
-    plain: what the plain pipeline's call needs besides.
-    own_defaults: parameters whose null stands for the pipeline's default, which is too long for a schema.
-    unlike: what a third row has that differs from the others. options: parameters that only this family has, those
-    of one dictionary together change the picture. samplers: words of the scheduler's configuration, or another class
-    (`_class_name`), that the family must bear as the plain pipeline does.
-    stochastic: such words that make the sampler draw noise in each step.
-    refused: parameters that are off its grid, and the field that is then named.
-    kernels: what its attention runs on, as the numerics of a result name it; "own" where the transformer calls no
-    kernel of ours.
-    """
-
-    name: str
-    class_name: str
-    model: str = ""
-    task: str = "t2i"
-    inputs: Shapes = field(default_factory=dict)
-    others: tuple[Shapes, ...] = ()
-    resized: bool = False
-    given: Given = as_pil
-    made: Callable[[Any], list[Media]] = pictures_of
-    called: Callable[..., Any] = plainly
-    added: tuple[str, ...] = ()
-    strip: int = 1
-    brief: bool = False
-    once: bool = False
-    scale: str = "guidance_scale"
-    other_scale: str = "guidance_scale"
-    strength: float = 4.5
-    empty_is_none: bool = True
-    negative: bool = True
-    mixed_sizes: bool = False
-    wide: tuple[int, int] = (40, 72)
-    small: Mapping[str, Any] = field(default_factory=lambda: {"height": 32, "width": 32})
-    another: Mapping[str, Any] | None = None
-    plain: dict[str, Any] = field(default_factory=dict)
-    own_defaults: tuple[str, ...] = ()
-    unlike: dict[str, Any] = field(default_factory=lambda: {"guidance_scale": 1.0})
-    options: tuple[dict[str, Any], ...] = ()
-    samplers: tuple[dict[str, Any], ...] = ()
-    stochastic: dict[str, Any] = field(default_factory=lambda: {"stochastic_sampling": True})
-    refused: tuple[tuple[dict[str, Any], str], ...] = REFUSED
-    kernels: str = "torch_sdpa"
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def tiny(self) -> str:
-        """The tiny model's name."""
-        return self.model or self.name
-
-    @property
-    def served(self) -> str:
-        """The pipeline that the tiny model's folder names."""
-        return BY_NAME[self.tiny].class_name
-
-    @property
-    def other_size(self) -> dict[str, Any]:
-        """Parameters of another size."""
-        if self.another is not None:
-            return dict(self.another)
-        return {"height": self.wide[0], "width": self.wide[1]}
-
-    def request(self, name: str, prompt: str, inputs: Shapes | None = None, **fields: Any) -> Request:
-        """One of this case's task, with inputs made of its seed."""
-        given = made(self.inputs if inputs is None else inputs, fields.get("seed", 0))
-        return Request(name, prompt, task=self.task, inputs=given, **fields)
-
-    def requests(self) -> list[Request]:
-        """Three that differ in all that rows may differ in: texts, steps, guidance, seeds, outputs."""
-        return [
-            self.request("a", "a red fox that runs over the snow", seed=3, params={"num_inference_steps": 4}),
-            self.request(
-                "b",
-                "blue",
-                negative_prompt="ugly, blurred" if self.negative else None,
-                seed=40,
-                num_outputs=2,
-                params={"num_inference_steps": 7, self.scale: self.strength},
-            ),
-            self.request("c", "", seed=11, params={"num_inference_steps": 3, **self.unlike}),
-        ]
-
+from tests.engine.video_made import as_ends
 
 SDXL = Case(
     "sdxl",
@@ -258,33 +136,6 @@ def edited(case: Case, **fields: Any) -> Case:
     return replace(case, **(usual | fields))
 
 
-STABLE_AUDIO = Case(
-    "stable-audio",
-    "StableAudioPipeline",
-    task="t2a",
-    made=sounds_of,
-    empty_is_none=False,
-    mixed_sizes=True,
-    small={"audio_end_in_s": 0.05},
-    another={"audio_start_in_s": 0.05, "audio_end_in_s": 0.1},
-    unlike={"guidance_scale": 1.0, "audio_start_in_s": 0.1, "audio_end_in_s": 0.2},
-    options=({"audio_start_in_s": 0.1}, {"audio_end_in_s": 0.1}),
-    samplers=(
-        {"solver_type": "heun", "sigma_schedule": "karras"},
-        {"_class_name": "EDMDPMSolverMultistepScheduler"},
-        {"_class_name": "DDIMScheduler", "clip_sample": False},
-    ),
-    stochastic={"solver_order": 1},
-    refused=(
-        ({"audio_end_in_s": 0.3}, "params.audio_end_in_s"),
-        ({"audio_end_in_s": 0.0}, "params.audio_end_in_s"),
-        ({"audio_start_in_s": 0.25, "audio_end_in_s": 0.3}, "params.audio_end_in_s"),
-        ({"audio_start_in_s": 513.0}, "params.audio_start_in_s"),
-        ({"num_inference_steps": 0}, "params.num_inference_steps"),
-        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
-        ({"height": 64}, "params.height"),
-    ),
-)
 SDXL_INPAINT = begun(
     SDXL,
     "StableDiffusionXLInpaintPipeline",
@@ -296,127 +147,6 @@ SDXL_INPAINT = begun(
         {"guidance_rescale": 0.7},
         {"negative_original_size": [16, 24], "crops_coords_top_left": [3, 5]},
         {"negative_target_size": [8, 9]},
-    ),
-)
-LTX2 = Case(
-    "ltx2",
-    "LTX2Pipeline",
-    task="t2v",
-    made=films_of,
-    brief=True,
-    strip=2,
-    wide=(32, 96),
-    unlike={
-        "guidance_scale": 1.0,
-        "audio_guidance_scale": 1.0,
-        "stg_scale": 0.0,
-        "audio_stg_scale": None,
-        "motion_speed": 0.5,
-        "guidance_rescale": 0.0,
-        "audio_guidance_rescale": None,
-    },
-    options=(
-        {"stg_scale": 0.0, "audio_stg_scale": 0.0},
-        {"modality_scale": 1.0, "audio_modality_scale": 1.0},
-        {"audio_guidance_scale": 2.0},
-        {"guidance_rescale": 0.0},
-        {"motion_speed": 0.5},
-        {"spatio_temporal_guidance_blocks": [0, 1]},
-        {"num_frames": 9},
-    ),
-    refused=(
-        ({"height": 80}, "params.height"),
-        ({"num_frames": 8}, "params.num_frames"),
-        ({"num_frames": 1, "frame_rate": 240.0}, "params.frame_rate"),
-        ({"spatio_temporal_guidance_blocks": [2]}, "params.spatio_temporal_guidance_blocks"),
-        ({"spatio_temporal_guidance_blocks": []}, "params.spatio_temporal_guidance_blocks"),
-        ({"max_sequence_length": 24}, "params.max_sequence_length"),
-        ({"motion_speed": 0.0}, "params.motion_speed"),
-        ({"warp": 0.5}, "params.warp"),
-    ),
-)
-LTX2_PICTURE = replace(
-    LTX2,
-    name="ltx2-i2v-2.3",
-    once=True,
-    class_name="LTX2ImageToVideoPipeline",
-    model="ltx2",
-    task="i2v",
-    inputs={"image": [(50, 70)]},
-    others=({"image": [(64, 64, 4)]},),
-    resized=True,
-    options=({"image_crf": 0},),
-)
-ODD = {"height": 48, "width": 80, "num_frames": 9}
-"""Another size of a video: of 45 tokens for Wan and HunyuanVideo-1.5."""
-WAN = Case(
-    "wan-a14b",
-    "WanPipeline",
-    task="t2v",
-    made=clips_of(16.0),
-    added=("fps",),
-    strip=2,
-    another=ODD,
-    unlike={"guidance_scale": 1.0},
-    options=({"guidance_scale_2": 1.5}, {"guidance_scale_2": 0.0}, {"num_frames": 1}),
-    samplers=(
-        {"flow_shift": 8.0},
-        {"solver_order": 3},
-        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5.0},
-    ),
-    stochastic={
-        "_class_name": "FlowMatchEulerDiscreteScheduler",
-        "stochastic_sampling": True,
-    },
-    refused=(
-        ({"height": 60}, "params.height"),
-        ({"width": 20_000}, "params.width"),
-        ({"num_frames": 6}, "params.num_frames"),
-        ({"num_frames": 0}, "params.num_frames"),
-        ({"num_inference_steps": 0}, "params.num_inference_steps"),
-        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
-        ({"max_sequence_length": 513}, "params.max_sequence_length"),
-        ({"fps": 0}, "params.fps"),
-        ({"warp": 0.5}, "params.warp"),
-    ),
-)
-WAN_I2V = replace(
-    WAN,
-    name="wan-i2v",
-    class_name="WanImageToVideoPipeline",
-    task="i2v",
-    inputs={"image": [(50, 70)]},
-    others=({"image": [(64, 64)]},),
-    resized=True,
-    given=as_ends,
-    called=without_ftfy,
-    brief=True,
-    options=(),
-    refused=(
-        *WAN.refused,
-        ({"guidance_scale_2": 2.0}, "params.guidance_scale_2"),
-        ({"max_sequence_length": 64}, "params.max_sequence_length"),
-    ),
-)
-HUNYUAN = Case(
-    "hunyuan-video15",
-    "HunyuanVideo15Pipeline",
-    task="t2v",
-    made=clips_of(24.0),
-    called=by_guider,
-    added=("fps", "guidance_scale"),
-    strip=2,
-    brief=True,
-    another=ODD,
-    options=({"num_frames": 1}, {"height": None, "width": None}),
-    refused=(
-        ({"height": 60}, "params.height"),
-        ({"width": 10_000}, "params.width"),
-        ({"width": None}, "params.width"),
-        ({"num_frames": 6}, "params.num_frames"),
-        ({"num_inference_steps": 0}, "params.num_inference_steps"),
-        ({"guidance_scale": float("nan")}, "params.guidance_scale"),
-        ({"max_sequence_length": 64}, "params.max_sequence_length"),
     ),
 )
 KONTEXT = replace(

@@ -7,7 +7,7 @@ from typing import Any
 
 from saggar.engine import Request
 
-from tests.engine.families import Case
+from tests.engine.case import Case
 
 
 @dataclass(frozen=True)

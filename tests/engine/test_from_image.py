@@ -14,7 +14,7 @@ from saggar.engine import InvalidRequest, Request, open_family
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
 from tests.engine.media_made import distance
-from tests.engine.test_parity import _plain, assert_equal
+from tests.engine.plain import assert_equal, plain_pipeline
 
 Models = Callable[[str], Path]
 PICTURE = np.zeros((64, 64, 3), np.uint8)
@@ -32,7 +32,7 @@ def test_one_loaded_model_serves_all_its_tasks_at_once(make_engine: MakeEngine, 
     assert len({engine.batch_key(engine.validate(request)) for _, request in asked}) == 3
     outputs = engine.generate([request for _, request in asked])
     for (case, request), output in zip(asked, outputs, strict=True):
-        assert_equal(output, _plain(models("flux"), case.name)(request))
+        assert_equal(output, plain_pipeline(models("flux"), case.name)(request))
 
 
 def test_what_no_mask_shows_stays(make_engine: MakeEngine) -> None:

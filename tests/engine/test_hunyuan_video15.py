@@ -26,7 +26,7 @@ from tests.engine import video_made
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
 from tests.engine.media_made import assert_same
-from tests.engine.test_parity import ATOL
+from tests.engine.plain import ATOL
 
 Models = Callable[[str], Path]
 FLOATS = Placement("float32", "float32/cpu", torch.device("cpu"), torch.float32)

@@ -18,8 +18,9 @@ from saggar.engine.parallel.mesh import Axis, Mesh
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.platform.base import Placement
 
+from tests.engine.case import Case
 from tests.engine.conftest import MakeEngine
-from tests.engine.families import BY_NAME, Case
+from tests.engine.families import BY_NAME
 from tests.engine.media_made import arrays, assert_same
 from tests.engine.parallel_cases import WAYS, Way, batches
 from tests.engine.support import at_step, eventually

@@ -8,9 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,24 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from saggar.engine import Cancelled, Engine, EngineConfig, InvalidRequest, Output, Request, families
-from saggar.engine.media import Media
+from saggar.engine import Cancelled, Engine, EngineConfig, InvalidRequest, Output, families
 from saggar.engine.models.base import Family
 from saggar.engine.models.capabilities import parameters
-from saggar.engine.models.source.qwen_processor import PictureProcessor
 from saggar.engine.request import INTERACTIVE
 
+from tests.engine.case import Case
 from tests.engine.conftest import MakeEngine
-from tests.engine.families import BY_NAME, CASES, VARIANTS, Case
+from tests.engine.families import CASES
 from tests.engine.media_made import arrays, assert_same, distance
+from tests.engine.plain import ATOL, Plain, assert_equal, plain_pipeline
 from tests.engine.support import Recorder, at_step, eventually, settled
 
-ATOL = 1e-4
 WAYS = [
     ("local", "request_batch"),
     ("local", "step_batch"),
     pytest.param(("multiproc", "request_batch"), marks=pytest.mark.procs),
     pytest.param(("multiproc", "step_batch"), marks=pytest.mark.procs),
 ]
-Plain = Callable[[Request], list[Media]]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -73,50 +70,7 @@ def engine(models: Callable[[str], Path], family: str, way: tuple[str, str]) -> 
 @pytest.fixture(scope="module")
 def plain(models: Callable[[str], Path], case: Case) -> Plain:
     """What the plain pipeline makes of a request: one call for each output."""
-    return _plain(models(case.tiny), case.name)
-
-
-@cache
-def _plain(folder: Path, name: str) -> Plain:
-    case = BY_NAME[name]
-    index = json.loads((folder / "model_index.json").read_text())
-    absent: dict[str, Any] = {name: None for name, value in index.items() if value == [None, None]}
-    words = json.loads((folder / "saggar.json").read_text())["params"]
-    kind = getattr(diffusers, case.class_name)
-    takes = inspect.signature(kind.__call__).parameters
-    defaults = {field: own["default"] for field, own in words.items() if field in takes}
-    for part in ("processor", "text_processor"):
-        if (folder / part).exists():  # its half for videos needs torchvision
-            absent[part] = PictureProcessor.from_pretrained(str(folder / part))
-    pipeline = kind.from_pretrained(str(folder), **absent)
-    pipeline.set_progress_bar_config(disable=True)
-    seen: dict[str, list[Media]] = {}
-
-    def run(request: Request) -> list[Media]:
-        params = defaults | dict(request.params)
-        inputs = [[hash(array.tobytes()) for array in arrays(some)] for some in request.inputs.values()]
-        what = repr(
-            (request.prompt, request.negative_prompt, request.seed, request.num_outputs, params, inputs)
-        )
-        if what not in seen:
-            seen[what] = [media for i in range(request.num_outputs) for media in one(request, i, params)]
-        return seen[what]
-
-    def one(request: Request, index: int, params: dict[str, Any]) -> list[Media]:
-        generator = torch.Generator("cpu").manual_seed(request.seed + index)
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
-        if request.negative_prompt is not None and case.negative:
-            given["negative_prompt"] = request.negative_prompt
-        given |= {"prompt": request.prompt, "generator": generator, "output_type": "np"}
-        return case.made(case.called(pipeline, **given | case.given(request) | case.plain))
-
-    return run
-
-
-def assert_equal(output: Output, expected: Sequence[Media]) -> None:
-    """Within the tolerance, and no empty media."""
-    assert max(float(array.std()) for array in arrays(expected)) > 0.05
-    assert_same(output.media, expected, ATOL, output.request_id)
+    return plain_pipeline(models(case.tiny), case.name)
 
 
 def bits(output: Output) -> list[bytes]:
@@ -344,7 +298,7 @@ def test_each_sampler_draws_as_in_the_plain_pipeline(
         requests = case.requests()
         for request, output in zip(requests, engine.generate(requests), strict=True):
             assert output.batch_size == 4
-            assert_equal(output, _plain(folder, case.name)(request))
+            assert_equal(output, plain_pipeline(folder, case.name)(request))
 
 
 def test_parameters_of_one_family_alone(
@@ -361,67 +315,6 @@ def test_parameters_of_one_family_alone(
         assert_equal(output, plain(request))
         shapes = [[array.shape for array in arrays(one.media)] for one in (output, first)]
         assert shapes[0] != shapes[1] or distance(output.media, first.media) > 1e-3, request.params
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda case: case.name)
-def test_other_checkpoints_of_a_family(
-    make_engine: MakeEngine, models: Callable[[str], Path], variant: Case
-) -> None:
-    engine = make_engine(variant.tiny, mode="step_batch", pixels="float32", max_batch=6)
-    requests = variant.requests()
-    outputs = engine.generate(requests)
-    assert {output.batch_size for output in outputs} == {4}
-    for request, output in zip(requests, outputs, strict=True):
-        assert_equal(output, _plain(models(variant.tiny), variant.name)(request))
-
-
-def test_schnell_ignores_the_distilled_guidance_as_the_plain_pipeline_does(make_engine: MakeEngine) -> None:
-    engine = make_engine("flux-schnell", pixels="float32", warmup=())
-    weak, strong = (
-        Request(f"g{scale}", "fox", params={"num_inference_steps": 4, "guidance_scale": scale})
-        for scale in (1.0, 7.0)
-    )
-    first, second = engine.generate([weak, strong])
-    assert first.batch_size == 2
-    assert_equal(first, second.media)
-
-
-def test_sd3_without_its_t5(make_engine: MakeEngine, models: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = tmp_path / "sd3"
-    shutil.copytree(models("sd3"), folder, ignore=shutil.ignore_patterns("text_encoder_3", "tokenizer_3"))
-    path = folder / "model_index.json"
-    absent = {"text_encoder_3": [None, None], "tokenizer_3": [None, None]}
-    path.write_text(json.dumps(json.loads(path.read_text()) | absent))
-    engine = make_engine(model=str(folder), pixels="float32")
-    for request, output in zip(
-        BY_NAME["sd3"].requests(), engine.generate(BY_NAME["sd3"].requests()), strict=True
-    ):
-        assert_equal(output, _plain(folder, "sd3")(request))
-
-
-def test_sdxl_encodes_an_absent_negative_prompt_where_its_checkpoint_says_so(
-    make_engine: MakeEngine, models: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "sdxl"
-    shutil.copytree(models("sdxl"), folder)
-    path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"force_zeros_for_empty_prompt": False}))
-    engine = make_engine(model=str(folder), pixels="float32", warmup=())
-    absent = Request("absent", "fox", seed=2, params={"num_inference_steps": 2})
-    outputs = engine.generate([absent, replace(absent, id="empty", negative_prompt="")])
-    assert_equal(outputs[0], _plain(folder, "sdxl")(absent))
-    assert_equal(outputs[1], outputs[0].media)
-
-
-def test_sdxl_marks_pictures_where_its_pipeline_does(make_engine: MakeEngine) -> None:
-    class Black:
-        def apply_watermark(self, pictures: torch.Tensor) -> torch.Tensor:
-            return torch.full_like(pictures, -1)
-
-    engine = make_engine("sdxl", warmup=())
-    engine._loops[0].executor._runner.family._pipe.watermark = Black()  # type: ignore[attr-defined]
-    output = engine.submit(Request("a", "fox", params={"num_inference_steps": 1})).result(60)
-    assert not output.images[0].any()
 
 
 def test_previews_come_from_the_latents_and_never_from_the_vae(

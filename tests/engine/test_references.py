@@ -20,7 +20,7 @@ from saggar.engine.models.inputs import shapes
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
 from tests.engine.media_made import distance
-from tests.engine.test_parity import ATOL, _plain, assert_equal
+from tests.engine.plain import ATOL, assert_equal, plain_pipeline
 
 Models = Callable[[str], Path]
 SIZES = [(1, 1), (3, 2), (2, 3), (16, 9), (1, 4)]
@@ -48,7 +48,7 @@ def test_a_reference_of_another_shape_and_as_many_tokens_would_go_wrong_in_silen
 ) -> None:
     case = BY_NAME[name]
     engine = make_engine(case.tiny, pixels="float32", max_batch=2, warmup=())
-    plain = _plain(models(case.tiny), name)
+    plain = plain_pipeline(models(case.tiny), name)
     requests = [
         case.request(str(size), "a kiln", {"image": (size,)}, seed=size[0], params={"num_inference_steps": 3})
         for size in (first, second)
@@ -69,7 +69,7 @@ def test_a_reference_of_another_shape_and_as_many_tokens_would_go_wrong_in_silen
 def test_one_text_with_other_pictures_is_another_text(make_engine: MakeEngine, models: Models) -> None:
     case = BY_NAME["qwen-image-edit-plus"]
     engine = make_engine(case.tiny, pixels="float32", max_batch=4, warmup=())
-    plain = _plain(models(case.tiny), case.name)
+    plain = plain_pipeline(models(case.tiny), case.name)
     requests = [
         case.request(f"s{seed}", "same", seed=seed, params={"num_inference_steps": 2}) for seed in (1, 2)
     ]
@@ -92,7 +92,7 @@ def test_kontext_brings_references_to_the_sizes_it_was_trained_with(
     resized = replace(kept, id="resized", params=params)
     outputs = engine.generate([kept, resized])
     for request, output in zip((kept, resized), outputs, strict=True):
-        assert_equal(output, _plain(models(case.tiny), case.name)(request))
+        assert_equal(output, plain_pipeline(models(case.tiny), case.name)(request))
     assert distance(outputs[0].media, outputs[1].media) > 10 * ATOL
 
 

@@ -13,8 +13,8 @@ from saggar.engine import Request
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.media_made import distance
+from tests.engine.plain import ATOL, assert_equal, plain_pipeline
 from tests.engine.support import settled
-from tests.engine.test_parity import ATOL, _plain, assert_equal
 
 Models = Callable[[str], Path]
 POSITIONS_OF_THE_FIRST_ROW = ["qwen-image", "flux2", "flux2-klein"]
@@ -31,7 +31,7 @@ def test_another_aspect_ratio_of_as_many_tokens_would_go_wrong_in_silence_and_ha
     make_engine: MakeEngine, models: Models, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(family, pixels="float32", max_batch=2, warmup=())
-    plain = _plain(models(family), family)
+    plain = plain_pipeline(models(family), family)
     requests = [sized("square", 64, 64), sized("wide", 32, 128)]
     assert engine.batch_key(requests[0]) != engine.batch_key(requests[1])
     outputs = engine.generate(requests)
@@ -56,7 +56,7 @@ def test_texts_of_unlike_length_share_a_forward_under_a_mask(make_engine: MakeEn
     outputs = engine.generate(requests)
     settled(engine)
     assert (engine.stats()["forwards.cond"], engine.stats()["rows.cond"]) == (2, 6)
-    plain = _plain(models("qwen-image"), "qwen-image")
+    plain = plain_pipeline(models("qwen-image"), "qwen-image")
     for request, output in zip(requests, outputs, strict=True):
         assert_equal(output, plain(request))
 
@@ -65,7 +65,7 @@ def test_sizes_share_the_forwards_of_z_image_whatever_fits_into_one(
     make_engine: MakeEngine, models: Models
 ) -> None:
     engine = make_engine("z-image", pixels="float32", max_batch=3, warmup=())
-    plain = _plain(models("z-image"), "z-image")
+    plain = plain_pipeline(models("z-image"), "z-image")
     requests = [sized("small", 32, 32), sized("square", 64, 64), sized("wide", 40, 104)]
     assert len({engine.batch_key(request) for request in requests}) == 1
     limits = engine._loops[0].executor._runner.limits  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from saggar.engine.platform.base import Placement
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
 from tests.engine.media_made import distance, made
+from tests.engine.plain import ATOL, assert_equal, plain_pipeline
 from tests.engine.support import Recorder, at_step, eventually
-from tests.engine.test_parity import ATOL, _plain, assert_equal
 
 Models = Callable[[str], Path]
 FLOATS = Placement("float32", "float32/cpu", torch.device("cpu"), torch.float32)
@@ -67,7 +67,7 @@ def test_pictures_of_any_size_share_a_forward(make_engine: MakeEngine, models: M
     ends = case.request("ends", "clay", {"image": [(50, 70), (30, 30)]}, seed=0, params=few)
     outputs = engine.generate([*requests, ends])
     assert {output.batch_size for output in outputs} == {4}
-    plain = _plain(models(case.tiny), "wan-flf-a14b")
+    plain = plain_pipeline(models(case.tiny), "wan-flf-a14b")
     opaque = [made({"image": [size]}, n)["image"][0][..., :3] for n, size in enumerate(sizes)]  # type: ignore[call-overload,index]
     for request, output, picture in zip(requests, outputs, opaque, strict=False):
         seen = Request(
@@ -119,7 +119,7 @@ def test_requests_on_both_sides_of_the_border_run_in_one_step(
     outputs = [first.result(60)]
     eventually(lambda: len(later) == 2)
     outputs += [handle.result(60) for handle in later]
-    plain = _plain(models(case.tiny), case.name)
+    plain = plain_pipeline(models(case.tiny), case.name)
     for request, output in zip((early, late, plain_later), outputs, strict=True):
         assert output.batch_id == outputs[0].batch_id
         assert_equal(output, plain(request))
