@@ -22,14 +22,14 @@ from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import JobClient, JobSettings
 from saggar.workers.encode_media import encode_media
-from saggar.workers.uploads import uri_of, workers_store
+from saggar.workers.uploads import FileError, check_file, uri_of, workers_store
 
 TINY = "wan-i2v-a14b"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a video that begins with a picture.")
-    parser.add_argument("picture")
+    parser.add_argument("picture", help="a file, or with --queued a URI that the worker may read")
     parser.add_argument("prompt", nargs="?", default="")
     parser.add_argument("--last", help="a picture that it ends with, for models that take one")
     parser.add_argument("--model", help="instead of a tiny one that is made")
@@ -46,6 +46,12 @@ def main() -> None:
     given = {"num_frames": wish.frames, "num_inference_steps": wish.steps}
     params = {name: value for name, value in given.items() if value is not None}
     pictures = [wish.picture, *([wish.last] if wish.last else [])]
+    try:
+        for picture in pictures:
+            if not (wish.queued and "://" in picture):
+                check_file(Path(picture), "image")
+    except FileError as error:
+        parser.error(str(error))
     (queued if wish.queued else alone)(wish, pictures, params)
 
 
@@ -79,7 +85,7 @@ def read(path: Path) -> np.ndarray:
 def queued(wish: argparse.Namespace, pictures: list[str], params: dict[str, int]) -> None:
     """A job, and where its file is."""
     with closing(workers_store(None)) as store:
-        uris = [uri_of(picture, store) for picture in pictures]
+        uris = [uri_of(picture, store, "image") for picture in pictures]
     job = {
         "model": wish.model or f"tiny-{TINY}",
         "task": "i2v",

@@ -8,7 +8,7 @@ from pathlib import Path
 from saggar.jobs.errors import ConfigError
 from saggar.storage.base import Storage, open_storage
 from saggar.storage.uploads import put_upload, upload_key
-from saggar.workers.inputs.sniff import kind_of
+from saggar.workers.inputs.sniff import TAKEN, kind_of
 
 _NOT_MEDIA = ("", "SVG", "HTML")
 
@@ -27,22 +27,26 @@ def workers_store(url: str | None) -> Storage:
     return open_storage(url)
 
 
-def check_file(path: Path) -> None:
-    """Raises FileError for what is no picture, video or sound: a manifest from elsewhere sends no other file away."""
+def check_file(path: Path, kind: str | None = None) -> None:
+    """Raises FileError for what is no picture, video or sound: a manifest from elsewhere sends no other file away.
+    With a kind of input, such as `mask`, for all that is not of its forms too."""
     try:
         with path.open("rb") as file:
-            kind = kind_of(file)
+            form = kind_of(file)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
-    if kind in _NOT_MEDIA:
+    if form in _NOT_MEDIA:
         raise FileError(f"{path}: neither a picture nor a video nor a sound, so it is not uploaded")
+    if kind is not None and form not in TAKEN[kind]:
+        raise FileError(f"{path}: {form} is no file for inputs.{kind} (allowed: {', '.join(TAKEN[kind])})")
 
 
-def uri_of(value: str, storage: Storage) -> str:
-    """A URI itself, or that of the local file, which is uploaded unless it is there. Raises FileError, StorageError."""
+def uri_of(value: str, storage: Storage, kind: str) -> str:
+    """A URI itself, or that of the local file for this kind of input, which is uploaded unless it is there.
+    Raises FileError, StorageError."""
     if "://" in value:
         return value
-    check_file(Path(value))
+    check_file(Path(value), kind)
     return put_upload(storage, Path(value))
 
 

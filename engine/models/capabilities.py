@@ -83,8 +83,14 @@ def all_capabilities() -> list[Capabilities]:
 
 
 def parameters(family: type[AnyFamily]) -> dict[str, dict[str, JsonValue]]:
-    """The family's parameters as its data class has them, before a checkpoint narrows them: name -> schema words."""
-    return cast("dict[str, dict[str, JsonValue]]", schema_of(family.Params).get("properties", {}))
+    """The family's parameters as its data class has them, before a checkpoint narrows them: name -> schema words.
+    Those that say something to none of its tasks are left out."""
+    found = cast("dict[str, dict[str, JsonValue]]", schema_of(family.Params).get("properties", {}))
+    return {
+        name: words
+        for name, words in found.items()
+        if set(cast("list[str]", words.get("x-tasks", family.tasks))) & set(family.tasks)
+    }
 
 
 def markdown() -> str:

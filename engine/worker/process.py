@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from typing import cast
 
-from saggar.engine.errors import EngineError, LoadError, WorkerDied
+from saggar.engine.errors import EngineError, LoadError, Unsupported, WorkerDied
 from saggar.engine.worker.channel import Channel, ChannelClosed
 from saggar.engine.worker.loader import load
 from saggar.engine.worker.plan import Call, Cancel, Failed, Plan, Report, RowReport, Start, Stepped
@@ -102,7 +102,8 @@ def main(control: int, pulse: int, *links: int) -> int:
     except ChannelClosed:
         return 0
     except BaseException as error:  # noqa: BLE001  (the parent is told, and the process ends)
-        traceback.print_exc()
+        if not isinstance(error, Unsupported):  # a wrong setting: its line says it all
+            traceback.print_exc()
         channel.send(Failed(_telling(error, started)))
         return 1
     return 0

@@ -53,6 +53,13 @@ def test_capabilities_follow_from_what_a_family_defines() -> None:
     assert (noop.batches, noop.streaming, noop.previews) == ("by step, by request", False, True)
 
 
+def test_parameters_that_say_nothing_to_any_task_are_left_out() -> None:
+    found = {one.family: one for one in all_capabilities()}
+    assert "strength" in found["flux"].own
+    assert "strength" not in found["flux-kontext"].own
+    assert "auto_resize" in found["flux-kontext"].shared
+
+
 def test_listing_and_inspecting_import_no_torch(models: Models) -> None:
     code = (
         "import sys; from saggar.engine.models.capabilities import markdown;"

@@ -149,6 +149,14 @@ def test_a_model_that_cannot_load_fails_the_start_with_its_reason(
     eventually(lambda: len(ranks()) == len(before))
 
 
+def test_a_wrong_setting_is_told_without_a_traceback(
+    models: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Unsupported, match=r"there is no kernel 'nosuch', but .*torch_sdpa"):
+        Engine.make(EngineConfig(model=str(models("sd3")), attention={"default": "nosuch"}))
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("times", "settings"),
     [

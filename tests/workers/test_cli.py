@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,13 @@ def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:
     plain = json.loads(runner.invoke(cli, ["models", "inspect", str(folder), "--json"]).output)
     assert (plain["family"], plain["components"]) == ("noop", [])
     assert plain["capabilities"]["tasks"] == ["t2i", "i2i", "layers"]
+
+
+def test_an_inspection_says_which_tasks_a_parameter_is_for(tmp_path: Path) -> None:
+    runner, folder = CliRunner(), tmp_path / "tiny"
+    assert runner.invoke(cli, ["models", "make-tiny", "flux", str(folder)]).exit_code == 0
+    told = runner.invoke(cli, ["models", "inspect", str(folder)]).output
+    assert re.search(r"strength +default 0.6 +number, at most 1, above 0; for i2i, inpaint\n", told)
 
 
 def test_the_families_are_listed_with_what_they_can_do() -> None:

@@ -117,7 +117,9 @@ def _input_uris(given: Mapping[str, Sequence[str]], store: str | None) -> dict[s
 
     with closing(workers_store(store)) as storage:
         return {
-            kind: [uri_of(value, storage) for value in values] for kind, values in given.items() if values
+            kind: [uri_of(value, storage, kind) for value in values]
+            for kind, values in given.items()
+            if values
         }
 
 

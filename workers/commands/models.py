@@ -93,7 +93,10 @@ def inspect(model: str, as_json: bool) -> None:
 @click.argument("family")
 @click.argument("folder", type=click.Path(path_type=Path))
 def make_tiny_command(family: str, folder: Path) -> None:
-    """Write a tiny checkpoint with random weights to FOLDER, for tests and demos: FAMILY is flux, sdxl, noop, ..."""
+    """Write a tiny checkpoint with random weights to FOLDER, for tests and demos.
+
+    FAMILY is flux, sdxl, wan, stable-audio, noop, ...; a name that is none lists them all.
+    """
     from saggar.engine.models.tiny import make_tiny
 
     if folder.is_dir() and any(folder.iterdir()):
@@ -182,7 +185,8 @@ def _parameters(found: Inspection) -> Iterator[list[str]]:
     properties = cast("dict[str, dict[str, JsonValue]]", found.info.params_schema.get("properties", {}))
     for name, words in properties.items():
         default = f"default {json.dumps(words['default'])}" if "default" in words else "required"
-        yield [name, default, describe(words)]
+        tasks = cast("list[str]", words.get("x-tasks", []))
+        yield [name, default, describe(words) + (f"; for {', '.join(tasks)}" if tasks else "")]
 
 
 def _stored(part: Part) -> str:

@@ -23,7 +23,9 @@ import click
 @click.option(
     "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
 )
-@click.option("--attention", help="Kernels by role, such as self=cudnn,cross=torch_sdpa.")
+@click.option(
+    "--attention", help="Kernels by role, such as self=cudnn,cross=torch_sdpa; default=auto measures."
+)
 @click.option("--vae-slicing", is_flag=True, default=None, help="Decode one picture after the other.")
 @click.option("--vae-tiling", is_flag=True, default=None, help="Decode large pictures by tiles.")
 @click.option("--compile", is_flag=True, default=None, help="Compile the denoiser's repeated blocks.")

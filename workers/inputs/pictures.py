@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from saggar.workers.inputs.bad import BadInput
-from saggar.workers.inputs.sniff import kind_of
+from saggar.workers.inputs.sniff import PICTURES, kind_of
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+FORMATS = PICTURES
 PEAK_BYTES = 12
 """Of a pixel, while a picture is decoded and converted."""
 _ALLOWED = f"still pictures: {', '.join(FORMATS)}"

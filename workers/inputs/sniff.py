@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import IO
 
+PICTURES = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+VIDEOS = ("MP4", "WEBM")
+SOUNDS = ("WAV", "FLAC", "OGG", "MP3")
+TAKEN = {"image": PICTURES, "mask": PICTURES, "video": VIDEOS, "audio": (*SOUNDS, *VIDEOS)}
+"""The forms that each kind of input may have."""
 _HEAD = 512
 _MARKS = {
     b"\x89PNG\r\n\x1a\n": "PNG",

@@ -344,3 +344,7 @@ def test_local_files_of_a_submit_are_uploaded_first(
     refused = CliRunner().invoke(cli, [*arguments, "--image", str(tmp_path / "notes.txt")])
     assert refused.exit_code != 0
     assert "neither a picture nor a video nor a sound" in str(refused.exception)
+    (tmp_path / "noise.wav").write_bytes(sound(tone()))
+    refused = CliRunner().invoke(cli, [*arguments, "--image", str(tmp_path / "noise.wav")])
+    assert refused.exit_code != 0
+    assert "noise.wav: WAV is no file for inputs.image (allowed: PNG, " in str(refused.exception)
