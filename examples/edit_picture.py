@@ -21,14 +21,14 @@ from PIL import Image, ImageOps
 from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import JobClient, JobSettings
-from saggar.workers.uploads import uri_of, workers_store
+from saggar.workers.uploads import FileError, check_file, uri_of, workers_store
 
 TINY = "qwen-image-edit-plus"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Edit pictures.")
-    parser.add_argument("pictures", nargs="+")
+    parser.add_argument("pictures", nargs="+", help="files, or with --queued URIs that the worker may read")
     parser.add_argument("--prompt", required=True, help="what shall be done")
     parser.add_argument("--model", help="instead of a tiny one that is made")
     parser.add_argument("--task", default="edit", choices=["edit", "i2i"])
@@ -38,6 +38,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="instead of the model's default")
     wish = parser.parse_args()
     params = {} if wish.steps is None else {"num_inference_steps": wish.steps}
+    try:
+        for picture in wish.pictures:
+            if not (wish.queued and "://" in picture):
+                check_file(Path(picture), "image")
+    except FileError as error:
+        parser.error(str(error))
     (queued if wish.queued else alone)(wish, params)
 
 
@@ -66,7 +72,7 @@ def read(path: Path) -> np.ndarray:
 def queued(wish: argparse.Namespace, params: dict[str, int]) -> None:
     """A job, and where its file is."""
     with closing(workers_store(None)) as store:
-        uris = [uri_of(picture, store) for picture in wish.pictures]
+        uris = [uri_of(picture, store, "image") for picture in wish.pictures]
     job = {
         "model": wish.model or f"tiny-{TINY}",
         "task": wish.task,

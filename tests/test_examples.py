@@ -189,6 +189,29 @@ def test_pictures_are_edited_offline(tmp_path: Path) -> None:
         assert picture.convert("L").getextrema()[0] < picture.convert("L").getextrema()[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("gone.png", "No such file"), ("text.png", "neither a picture"), ("tone.wav", "WAV is no file")],
+)
+@pytest.mark.parametrize("flags", [["edit_picture.py", "--prompt", "it burns"], ["image_to_video.py"]])
+def test_what_is_no_picture_is_told_in_a_line(
+    tmp_path: Path, flags: list[str], name: str, wrong: str
+) -> None:
+    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "tone.wav").write_bytes(b"RIFF\x24\0\0\0WAVEfmt ")
+    script, *more = flags
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), str(tmp_path / name), *more, "--to", str(tmp_path)],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"error: {tmp_path / name}: {wrong}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.usefixtures("_worker")
 def test_a_picture_is_edited_queued(redis_url: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
