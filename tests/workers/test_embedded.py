@@ -63,6 +63,7 @@ def test_a_file_becomes_pictures_and_nothing_is_left_running(tmp_path: Path, noo
     done = run(prompts(tmp_path / "p.jsonl", 20), noop, out)
     assert done.returncode == 0, done.stderr
     assert "20 succeeded" in done.stderr
+    assert f"saggar models inspect {noop} " in done.stderr  # a command that works: the folder, not its name
     assert len(pictures(out)) == 20
     with Image.open(out / "contact-sheet.png") as sheet:
         assert sheet.width > 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -226,12 +227,14 @@ class Session:
                 f"The pictures are {target}/ID/a1/0-....png, each with a .json beside it. Try next:",
                 soft_wrap=True,
             )
+            model = shlex.quote(self._ask.model or self._place.model)
+            with_model = f" --model {model}" if self._ask.model else ""
             for command, what in (
-                ("saggar run my-prompts.txt --to out/mine", "one prompt a line"),
-                (f"saggar models inspect {self._place.model}", "what --set can change"),
+                (f"saggar run my-prompts.txt --to out/mine{with_model}", "one prompt a line"),
+                (f"saggar models inspect {model}", "what --set can change"),
                 ("README.md, 'A cluster'", "workers in shells of their own"),
             ):
-                self._console.print(f"  {command:<46} {what}", highlight=False)
+                self._console.print(f"  {command:<46} {what}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _params(card: ModelCard | None) -> Sequence[str]:
