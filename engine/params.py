@@ -1,7 +1,8 @@
 """A family's parameters as a flat JSON Schema: derived from its data class, narrowed by the checkpoint,
 checked here.
 
-Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const, items, minItems,
+Known words: type, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, x-offset (how far the grid of
+multipleOf is shifted: 1 for frames that are one more than a multiple), enum, const, items, minItems,
 maxItems, default, description, anyOf (for "or null"), x-tasks: the tasks that a parameter is for, and x-defaults: the
 defaults of tasks that have others. Any other is refused when the schema is made, never a rule that is silently not
 applied. Parameters are scalars or lists of scalars.
@@ -30,7 +31,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _NOTES = {"title", "description", "default", "x-tasks", "x-defaults"}
-_RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_RANGE = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "x-offset"}
 _RULES: dict[str, set[str]] = {
     "integer": _RANGE,
     "number": _RANGE,
@@ -172,6 +173,8 @@ def describe(words: Mapping[str, JsonValue]) -> str:
     if isinstance(items := words.get("items"), dict):
         said.append(f"each {describe(items)}")
     said += [text.format(words[word]) for word, text in _SAID.items() if word in words]
+    if words.get("x-offset"):
+        said.append(f"and {words['x-offset']} more")
     return ", ".join(said)
 
 
@@ -245,7 +248,8 @@ def _number_problem(value: float, words: Mapping[str, JsonValue]) -> str | None:
     for name, bound in bounds.items():
         if not _BOUNDS[name](value, bound):
             return f"{shown(value)} is out of range"
-    if "multipleOf" in words and not _is_multiple(value, cast(float, words["multipleOf"])):
+    offset = cast(float, words.get("x-offset", 0))
+    if "multipleOf" in words and not _is_multiple(value - offset, cast(float, words["multipleOf"])):
         return f"{shown(value)} is off the grid"
     return None
 

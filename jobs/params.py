@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType
 from typing import Annotated, Any, Literal, Union, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 from pydantic_core import SchemaError
 from saggar.jobs.errors import InvalidCard, InvalidJob
 from saggar.jobs.invalid import one_line
@@ -53,6 +54,7 @@ _WORDS = {
     "format",
     "x-tasks",
     "x-defaults",
+    "x-offset",
 }
 _FORMS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "items"}
 _OBJECT_WORDS = _WORDS | {"type", "properties", "required", "additionalProperties", "$defs", "$schema", "$id"}
@@ -195,7 +197,22 @@ def _one_type(kind: str, rule: Schema, definitions: Mapping[str, Schema], name: 
     else:
         raise InvalidCard(f"params_schema: {name}: type {kind!r} is not supported")
     limits: dict[str, Any] = {to: rule[word] for word, to in _RULES.get(kind, {}).items() if word in rule}
-    return Annotated[base, Field(**limits)] if limits else base
+    offset = rule.get("x-offset", 0)
+    if not offset:
+        return Annotated[base, Field(**limits)] if limits else base
+    if (
+        kind != "integer"
+        or not isinstance(offset, int)
+        or not isinstance(step := limits.pop("multiple_of", None), int)
+    ):
+        raise InvalidCard(f"params_schema: {name}: x-offset shifts the multipleOf of an integer")
+    return Annotated[base, Field(**limits), AfterValidator(partial(_on_grid, step, offset))]
+
+
+def _on_grid(step: int, offset: int, value: int) -> int:
+    if (value - offset) % step:
+        raise ValueError(f"{value} is off the grid")
+    return value
 
 
 def _describe(rule: Schema, definitions: Mapping[str, Schema]) -> str:
@@ -213,7 +230,11 @@ def _describe(rule: Schema, definitions: Mapping[str, Schema]) -> str:
     if kinds == "array" and isinstance(rule.get("items"), dict):
         kind += f" of ({_describe(cast('Schema', rule['items']), definitions)})"
     return ", ".join(
-        [kind, *(text.format(rule[word]) for word, text in _LIMIT_TEXTS.items() if word in rule)]
+        [
+            kind,
+            *(text.format(rule[word]) for word, text in _LIMIT_TEXTS.items() if word in rule),
+            *([f"and {rule['x-offset']} more"] if rule.get("x-offset") else []),
+        ]
     )
 
 

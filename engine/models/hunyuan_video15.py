@@ -23,7 +23,7 @@ from saggar.engine.media import Counts
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.video import VideoFamily
+from saggar.engine.models.video import VideoFamily, frames_grid
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
@@ -117,7 +117,12 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
         side = {"type": "integer", "minimum": cell, "maximum": LARGEST // cell * cell, "multipleOf": cell}
         size: dict[str, Any] = {"anyOf": [side, {"type": "null"}]}
         scale = self._guider.get("guidance_scale", HunyuanVideo15Params.guidance_scale)
-        return {"height": size, "width": size, "guidance_scale": {"default": cast(float, scale)}}
+        return {
+            "height": size,
+            "width": size,
+            "num_frames": frames_grid(self.frame_factor()),
+            "guidance_scale": {"default": cast(float, scale)},
+        }
 
     def preprocess(self, request: Request) -> Request:
         """Both sides, or none."""

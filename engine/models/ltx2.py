@@ -83,14 +83,8 @@ class LTX2(TorchFamily[LTX2Params]):
         return self._geometry.narrowing()
 
     def preprocess(self, request: Request) -> Request:
-        """InvalidRequest: frames that the VAE does not make, or too few for a sound."""
-        params, step = self._build_params(request.params), self._geometry.step
-        if (params.num_frames - 1) % step:
-            raise InvalidRequest(
-                "params.num_frames",
-                f"{params.num_frames} is off the grid",
-                f"1 more than a multiple of {step}",
-            )
+        """InvalidRequest: too few frames for a sound."""
+        params = self._build_params(request.params)
         if self._shape(params).sound < 1:
             raise InvalidRequest(
                 "params.frame_rate", "leaves no time for a sound", "a lower one, or more frames"

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.torch_family import text_length
+from saggar.engine.models.video import frames_grid
 from saggar.engine.params import Narrowing
 from saggar.engine.request import JsonValue
 
@@ -126,6 +127,7 @@ class Geometry:
             "height": {**size, "default": LTX2Params.height // cell * cell},
             "width": {**size, "default": LTX2Params.width // cell * cell},
             "spatio_temporal_guidance_blocks": {"items": item, "minItems": 1, "default": blocks},
+            "num_frames": frames_grid(self.step),
             "max_sequence_length": {**text, **self._registers()},
         }
 

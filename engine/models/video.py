@@ -15,7 +15,7 @@ from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Clip, Medium
 from saggar.engine.models.state import RequestState
 from saggar.engine.models.torch_family import TorchFamily
-from saggar.engine.request import Request
+from saggar.engine.request import JsonValue, Request
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,13 @@ STRIP = 4
 
 NARROWEST = 16
 """A picture's long side, as a multiple of the short one."""
+
+
+def frames_grid(factor: int) -> dict[str, JsonValue]:
+    """Schema words of a number of frames: one, and for each further latent frame `factor` more. The pipelines round
+    what does not fit, with a warning; here it is refused.
+    """
+    return {"multipleOf": factor, "x-offset": 1} if factor > 1 else {}
 
 
 class VideoParams(Protocol):
@@ -50,8 +57,8 @@ class VideoFamily(TorchFamily[K]):
         """Frames of a latent frame, from the configuration alone."""
 
     def preprocess(self, request: Request) -> Request:
-        """The pipelines round a number of frames that does not fit, with a warning; here it is refused. So are pictures
-        that are too narrow: an encoder that brings the short side to its size would make a wall of one.
+        """InvalidRequest: pictures that are too narrow. An encoder that brings the short side to its size would make a
+        wall of one.
         """
         for index, one in enumerate(request.inputs.get("image", ())):
             assert isinstance(one, np.ndarray)
@@ -63,14 +70,6 @@ class VideoFamily(TorchFamily[K]):
                     f"{high}x{wide} is too narrow",
                     f"sides of 1 to {NARROWEST} at most",
                 )
-        params: K = self._build_params(request.params)
-        factor = self.frame_factor()
-        if params.num_frames % factor != 1 % factor:
-            raise InvalidRequest(
-                "params.num_frames",
-                f"{params.num_frames} is off the grid",
-                f"1 more than a multiple of {factor}",
-            )
         return request
 
     def latent_frames(self, params: K) -> int:

@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.torch_family import text_length
+from saggar.engine.models.video import frames_grid
 from saggar.engine.params import Narrowing
 
 PIXELS = 16
@@ -51,7 +52,10 @@ class WanConfig:
         if self.reads_pictures:
             text = {"default": TEXT, "minimum": TEXT, "maximum": TEXT}
         frames = (longest * self._patch[0] - 1) * self.frame_factor + 1
-        words: dict[str, Any] = {"num_frames": {"maximum": min(frames, FRAMES)}, "max_sequence_length": text}
+        words: dict[str, Any] = {
+            "num_frames": {**frames_grid(self.frame_factor), "maximum": min(frames, FRAMES)},
+            "max_sequence_length": text,
+        }
         for name, cells in zip(("height", "width"), self._patch[1:], strict=True):
             cell = math.lcm(PIXELS, self.factor * cells)
             largest = min(self.factor * cells * longest, SIDE) // cell * cell

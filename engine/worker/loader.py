@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from saggar.engine.config import EngineConfig
+from saggar.engine.errors import Unsupported
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.parallel.cfg import OverRanks
 from saggar.engine.parallel.mesh import Mesh
@@ -74,6 +75,9 @@ class _Loaded:
 
 
 def _plain(config: EngineConfig, family: AnyFamily, extension: Extension, slot: int, mesh: Mesh) -> _Loaded:
+    for wish in ("compile", "cuda_graphs", "vae_slicing", "vae_tiling", "attention"):
+        if getattr(config, wish):
+            raise Unsupported(f"{wish} says nothing to {family.name}, a family without torch: leave it out")
     placement = Placement(config.pixels, numerics="exact")
     family.load(placement)
     return _Loaded(Runner(family, config.max_batch, extension=extension), lambda: placement.numerics)

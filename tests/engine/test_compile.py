@@ -48,3 +48,9 @@ def test_a_denoiser_without_blocks_is_refused() -> None:
 def test_there_are_no_graphs_on_a_cpu(make_engine: MakeEngine) -> None:
     with pytest.raises(Unsupported, match=r"cuda_graphs: this rank runs on the CPU.*device=cuda"):
         make_engine("flux", cuda_graphs=True)
+
+
+@pytest.mark.parametrize("wish", ["compile", "cuda_graphs", "vae_slicing", "vae_tiling"])
+def test_a_family_without_torch_takes_none_of_it(make_engine: MakeEngine, wish: str) -> None:
+    with pytest.raises(Unsupported, match=f"{wish} says nothing to noop, a family without torch"):
+        make_engine("noop", **{wish: True})

@@ -141,3 +141,15 @@ def test_an_error_is_one_short_line_that_says_what_is_allowed() -> None:
     schema = schema_of(Params, {"layers": {"anyOf": [pair, {"type": "null"}]}})
     with pytest.raises(InvalidRequest, match=r"array, each integer, at most 9, at most 2 items"):
         check_params({"size": 16, "layers": [10**400]}, schema)
+
+
+def test_a_grid_may_be_shifted() -> None:
+    schema: Any = {
+        "properties": {
+            "frames": {"type": "integer", "default": 5, "minimum": 1, "multipleOf": 4, "x-offset": 1}
+        }
+    }
+    for frames in (1, 5, 81):
+        assert check_params({"frames": frames}, schema) == {"frames": frames}
+    with pytest.raises(InvalidRequest, match=r"frames: 6 is off the grid .*multiple of 4, and 1 more"):
+        check_params({"frames": 6}, schema)

@@ -363,6 +363,8 @@ def test_every_default_equals_the_pipelines_own(case: Case) -> None:
     words = parameters(family)
     compared = 0
     for field in fields(family.Params):
+        if field.name not in words:  # no task of this family takes it
+            continue
         if case.task not in words[field.name].get("x-tasks", [case.task]):  # type: ignore[operator]
             continue
         if field.name in case.added:

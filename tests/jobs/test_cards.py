@@ -218,3 +218,15 @@ def test_a_task_may_have_defaults_of_its_own() -> None:
     for wrong in ({"i2i": "much"}, "i2i"):
         with pytest.raises(InvalidCard, match="scale"):
             ParamsChecker.from_schema({"properties": {"scale": {**rule, "x-defaults": wrong}}})
+
+
+def test_a_grid_may_be_shifted() -> None:
+    rule = {"type": "integer", "default": 5, "minimum": 1, "multipleOf": 4, "x-offset": 1}
+    checker = ParamsChecker.from_schema({"properties": {"frames": rule}})
+    for frames in (1, 5, 81):
+        assert checker.check({"frames": frames}) == {"frames": frames}
+    with pytest.raises(InvalidJob, match=r"frames: 6 is off the grid .*a multiple of 4, and 1 more"):
+        checker.check({"frames": 6})
+    for wrong in ({"type": "number", "multipleOf": 4, "x-offset": 1}, {"type": "integer", "x-offset": 1}):
+        with pytest.raises(InvalidCard, match="x-offset shifts the multipleOf of an integer"):
+            ParamsChecker.from_schema({"properties": {"frames": wrong}})
