@@ -168,7 +168,8 @@ class Attempts:
                 log.exception("progress could not be told")
             self._bell.clear()
             # A bell ends the wait early, yet no more than twenty round trips are made in a second.
-            self._closed.wait(0.05)
+            if self._closed.wait(0.05):  # its bell may have been cleared above
+                return
             idle = not self.in_hand()
             self._bell.wait(None if idle else max(0.0, self._pulse_s - (time.monotonic() - began)))
 
