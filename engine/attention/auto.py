@@ -82,13 +82,11 @@ class Auto(Backend):
         self._table: Table = {}
 
     @classmethod
-    def of(cls, site: str, need: Need, defaults: list[str]) -> Auto:
-        """For a site. Unsupported: nothing serves it."""
-        exact = [name for name in [*defaults, *backends()] if _serves(name, need)]
-        if not exact:
-            raise Unsupported(f"attention auto: no kernel that is installed serves {site}")
-        found = {name: kernel(name)() for name in dict.fromkeys(exact)}
-        return cls(found[exact[0]], found)
+    def beside(cls, usual: Backend, need: Need) -> Auto:
+        """With all kernels that are installed, exact, and serve the need; the log-sum-exp is the usual one's."""
+        plainly = replace(need, lse=False)
+        others = (name for name in backends() if name != usual.name and _serves(name, plainly))
+        return cls(usual, {usual.name: usual, **{name: kernel(name)() for name in others}})
 
     def attend(
         self,
@@ -144,18 +142,24 @@ def nearest(shape: Shape, table: Table) -> str | None:
 
 
 def calibrate(autos: list[Auto], known: Table, measure: Measure) -> dict[str, str]:
-    """The table with every shape that was seen. Unsupported: none was, so that there is nothing to choose by."""
-    table = dict(known)
+    """The table of the shapes that were seen, and of no other: what another model's start has tried must not change
+    how this one's results are named. Unsupported: none was seen, so that there is nothing to choose by.
+    """
+    table: dict[str, str] = {}
     for auto in autos:
         for shape in auto.seen:
-            if str(shape) not in table:
-                taken = {name: measure(backend, shape) for name, backend in auto.candidates.items()}
-                table[str(shape)] = min(taken, key=lambda name: taken[name])
+            if (name := str(shape)) not in table:
+                table[name] = known.get(name) or _fastest(auto, shape, measure)
     if not table:
         raise Unsupported(
             "attention auto is calibrated on the warm-up's requests: name at least one in warmup"
         )
     return table
+
+
+def _fastest(auto: Auto, shape: Shape, measure: Measure) -> str:
+    taken = {name: measure(backend, shape) for name, backend in auto.candidates.items()}
+    return min(taken, key=lambda name: taken[name])
 
 
 def timer(
@@ -198,9 +202,9 @@ class Calibration:
         """This machine's table, empty where there is none. LoadError: the file is not what was written."""
         return dict(self._all().get(self._machine, {}))
 
-    def write(self, table: Table) -> None:
-        """Keep it beside those of other machines; the file appears whole or not at all."""
-        everything = {**self._all(), self._machine: dict(table)}
+    def add(self, table: Table) -> None:
+        """To this machine's, beside those of others; the file appears whole or not at all."""
+        everything = {**self._all(), self._machine: {**self.read(), **table}}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
             json.dump(everything, file, indent=2, sort_keys=True)
@@ -226,5 +230,4 @@ def _serves(name: str, need: Need) -> bool:
         found = kernel(name)()
     except Unsupported:  # not installed
         return False
-    exact_alone = replace(need, lse=False)  # where Ring asks for the log-sum-exp, the usual kernel serves
-    return not found.approximates and found.traits.refusal(exact_alone) is None
+    return not found.approximates and found.traits.refusal(need) is None

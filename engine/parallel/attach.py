@@ -92,7 +92,7 @@ class Attachment:
         # It refuses what no kernel bears, and under Ring what has no log-sum-exp.
         usual = choose(found.name, found.role, need, {}, self._defaults)
         if need not in self._autos:
-            self._autos[need] = Auto.of(found.name, need, [usual.name, *self._defaults])
+            self._autos[need] = Auto.beside(usual, need)
         return self._used.setdefault(found.role, self._autos[need])
 
 

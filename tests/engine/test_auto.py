@@ -27,7 +27,7 @@ LONG, SHORT = Shape(1, 64, 64, 2, 8, False), Shape(1, 4, 4, 2, 8, False)
 
 
 def made() -> Auto:
-    return Auto.of("site", NEED, ["torch_sdpa"])
+    return Auto.beside(kernel("torch_sdpa")(), NEED)
 
 
 def attended(auto: Auto, shape: Shape) -> torch.Tensor:
@@ -56,7 +56,8 @@ def test_what_is_known_is_not_tried_again() -> None:
     def never(backend: Backend, shape: Shape) -> float:
         raise AssertionError(f"{backend.name} was tried for {shape}")
 
-    assert calibrate([auto], {str(LONG): "flex"}, never) == {str(LONG): "flex"}
+    known = {str(LONG): "flex", "1x9x9x2x8": "torch_sdpa"}  # and what another model's start has left there
+    assert calibrate([auto], known, never) == {str(LONG): "flex"}
 
 
 def test_the_tables_kernel_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +103,11 @@ def test_files_keep_each_machines_table(tmp_path: Path) -> None:
     path = tmp_path / "cache" / "attention.json"
     one, other = Calibration(path, "one"), Calibration(path, "other")
     assert one.read() == {}
-    one.write({str(LONG): "flex"})
-    other.write({str(SHORT): "torch_sdpa"})
+    one.add({str(LONG): "flex"})
+    other.add({str(SHORT): "torch_sdpa"})
     assert (one.read(), other.read()) == ({str(LONG): "flex"}, {str(SHORT): "torch_sdpa"})
+    one.add({"1x9x9x2x8": "torch_sdpa"})
+    assert one.read() == {str(LONG): "flex", "1x9x9x2x8": "torch_sdpa"}
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
