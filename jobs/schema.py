@@ -229,6 +229,11 @@ class Job(_Part):
         return self
 
     @property
+    def has_inputs(self) -> bool:
+        """It starts from files."""
+        return any(uris for _, uris in self.inputs)
+
+    @property
     def priority_class(self) -> int:
         """0 interactive, 1 normal, 2 bulk: lower goes first."""
         return PRIORITY_CLASSES[self.priority]

@@ -16,7 +16,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Self, get_args
 from xml.sax.saxutils import escape
 
@@ -63,7 +63,11 @@ class Facts:
 
     def known(self) -> dict[str, int | float]:
         """Those that it has."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        return {name: value for name in FACTS if (value := getattr(self, name)) is not None}
+
+
+FACTS = tuple(field.name for field in fields(Facts))
+"""Their names, which sidecars, manifests and samples share."""
 
 
 @dataclass(frozen=True, slots=True)

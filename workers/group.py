@@ -62,9 +62,8 @@ class GroupPublisher:
         self._attempts = attempts
         self._publisher = publisher
         self._service = service
-        storage = publisher.storage
-        fit = isinstance(storage, GroupStorage) and not publisher.spools
-        self._storage: GroupStorage | None = storage if fit else None  # type: ignore[assignment]
+        storage: object = publisher.storage
+        self._storage = storage if isinstance(storage, GroupStorage) and not publisher.spools else None
 
     def takes(self, output: Output) -> bool:
         """Whether an output is one of those that go together."""

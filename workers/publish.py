@@ -35,7 +35,7 @@ from saggar.storage.results import (
 from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
 from saggar.storage.upload import upload_entry
-from saggar.workers.encode import Encoded
+from saggar.workers.encode import FACTS, Encoded
 from saggar.workers.encode_media import encode_media
 from saggar.workers.sidecar import sidecar, sidecar_bytes
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _JSON = "application/json"
 _ROOM_KEPT = 0.05  # of the spool, for what the engine still has in hand when it is told to pause
 _LOOK_S = 1.0
-_SHARED = {"width", "height", "part", "frames", "fps", "duration_s", "sample_rate", "channels"}
+_SHARED = {"part", *FACTS}
 Wanted = Callable[[], bool]
 """Whether this attempt's result is still wanted: its lease is ours and nobody cancelled it."""
 

@@ -163,12 +163,7 @@ class Service:
     ) -> tuple[Job, Handle] | None:
         """The checked job and its place in the engine, where nothing speaks against it and nothing must be waited for;
         None: `attempt` says what there is to do."""
-        if (
-            started.attempt > 1
-            or started.stopping
-            or started.suspicions
-            or any(uris for _, uris in started.job.inputs)
-        ):
+        if started.attempt > 1 or started.stopping or started.suspicions or started.job.has_inputs:
             return None
         try:
             job = check_job(started.job, self._card)

@@ -13,11 +13,15 @@ from saggar.engine.errors import Unsupported
 from saggar.engine.parallel.mesh import Axis
 
 
-class Plain:
-    """Attention to itself or to another sequence: UNets, PixArt, Sana's texts. `attn` is diffusers' Attention."""
+class _AtSite:
+    """What all of them are made with."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
+
+
+class Plain(_AtSite):
+    """Attention to itself or to another sequence: UNets, PixArt, Sana's texts. `attn` is diffusers' Attention."""
 
     def __call__(
         self,
@@ -51,11 +55,8 @@ class Plain:
         return scaled
 
 
-class Joint:
+class Joint(_AtSite):
     """Picture and text in one sequence, the picture first: Stable Diffusion 3."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
 
     def __call__(
         self,
@@ -80,13 +81,10 @@ class Joint:
         return projected, rest if attn.context_pre_only else attn.to_add_out(rest)
 
 
-class Turned:
+class Turned(_AtSite):
     """Attention to itself, the first channels of each head turned by position, or to another sequence, which is not
     turned and may have fewer heads: Stable Audio.
     """
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
 
     def __call__(
         self,
@@ -109,15 +107,12 @@ class Turned:
         return projected
 
 
-class Padded:
+class Padded(_AtSite):
     """Video and text in one sequence, the video first, texts filled up: HunyuanVideo-1.5.
 
     Keys alone are masked. diffusers masks queries too, for which it makes a mask of the sequence's length squared; what
     a token sees that only fills up goes nowhere.
     """
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
 
     def __call__(
         self,

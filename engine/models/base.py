@@ -103,10 +103,16 @@ class Family(ABC, Generic[T, P, S]):
         """Hook: how many media one output of a validated request is: more than one for layers."""
         return 1
 
+    def fits_inputs(self, task: str) -> bool:
+        """Hook: a task brings inputs of any size to that of the request, so that rows may be given unlike ones."""
+        return False
+
     def batch_key(self, request: Request) -> str:
-        """What rows must share for their whole life, the sizes of their inputs too. The request must be validated."""
+        """What rows must share for their whole life, the sizes of their inputs too unless they are fitted. The request
+        must be validated.
+        """
         key = canonical_key(request.task, request.params, self.batch_fields)
-        return with_sizes(key, shapes(request.inputs))
+        return key if self.fits_inputs(request.task) else with_sizes(key, shapes(request.inputs))
 
     @abstractmethod
     def cost(self, request: Request) -> int:
@@ -276,6 +282,11 @@ class Family(ABC, Generic[T, P, S]):
     def count(self, name: str, by: int) -> None:
         """Add to a running total that stats show."""
         self.counters[name] = self.counters.get(name, 0) + by
+
+
+def branched(guided: bool) -> tuple[str, ...]:
+    """The usual branches: a second one, without the prompt, where there is guidance."""
+    return ("cond", "uncond") if guided else ("cond",)
 
 
 def check_common(request: Request, limits: Mapping[str, int]) -> None:

@@ -13,8 +13,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from saggar.engine.models.base import branched
 from saggar.engine.models.state import RequestState
-from saggar.engine.models.torch_family import TorchFamily, text_length
+from saggar.engine.models.torch_family import DrawnParams, TorchFamily, text_length
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -22,15 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class BinnedParams(Protocol):
+class BinnedParams(DrawnParams, Protocol):
     """The parameters that the pipelines have in common."""
 
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def num_inference_steps(self) -> int: ...
     @property
     def guidance_scale(self) -> float: ...
     @property
@@ -141,4 +136,4 @@ class BinnedFamily(TorchFamily[B]):
 
 
 def _branches(params: BinnedParams) -> tuple[str, ...]:
-    return ("cond", "uncond") if params.guidance_scale > 1 else ("cond",)
+    return branched(params.guidance_scale > 1)

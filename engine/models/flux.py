@@ -19,6 +19,7 @@ from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts
 from saggar.engine.models import references
+from saggar.engine.models.base import branched
 from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.packed import CELL, PackedFamily
 from saggar.engine.models.registry import serves
@@ -75,7 +76,7 @@ class Flux(FromImage[FluxParams], PackedFamily[FluxParams]):
     def branches_of(self, params: FluxParams, request: Request) -> tuple[str, ...]:
         """A second forward only for true guidance."""
         guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
-        return ("cond", "uncond") if guided else ("cond",)
+        return branched(guided)
 
     def prepare_encode(self, states: Sequence[State]) -> None:
         """T5 and CLIP for all texts at once; noise, sampler and shifted timesteps for each request."""
@@ -123,9 +124,8 @@ class Flux(FromImage[FluxParams], PackedFamily[FluxParams]):
         config, steps = self._pipe.scheduler.config, state.params.num_inference_steps
         high, wide = self.cells(state.params)
         begun = state.request.task in self.pipelines
-        flow = (
-            config.get("use_flow_sigmas") and self.pipeline == "FluxPipeline" and not begun
-        )  # only that one asks
+        asks = self.pipeline == "FluxPipeline" and not begun  # the others have no such question
+        flow = asks and config.get("use_flow_sigmas")
         common.set_timesteps(
             state,
             self._pipe.scheduler,

@@ -21,6 +21,7 @@ from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts
 from saggar.engine.models import references
+from saggar.engine.models.base import branched
 from saggar.engine.models.packed import CELL, DEFAULT_LATENT, PackedFamily
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
@@ -213,7 +214,7 @@ class Flux2Klein(Flux2):
     def branches_of(self, params: Flux2Params, request: Request) -> tuple[str, ...]:
         """A second forward for guidance above 1, which steps that were distilled do without."""
         guided = params.guidance_scale > 1 and not self.checkpoint.index.get("is_distilled", False)
-        return ("cond", "uncond") if guided else ("cond",)
+        return branched(guided)
 
     def guidance(self, rows: Rows, latents: torch.Tensor) -> torch.Tensor | None:
         """The transformer reads none."""

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import Field
-from saggar.engine.batch_key import canonical_key
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts
 from saggar.engine.models.state import RequestState
-from saggar.engine.models.torch_family import TorchFamily
+from saggar.engine.models.torch_family import DrawnParams, TorchFamily
 from saggar.engine.request import Request
 
 if TYPE_CHECKING:
@@ -25,15 +24,9 @@ if TYPE_CHECKING:
     from saggar.engine.platform.base import Placement
 
 
-class BegunParams(Protocol):
+class BegunParams(DrawnParams, Protocol):
     """The parameters that such tasks need."""
 
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def num_inference_steps(self) -> int: ...
     @property
     def strength(self) -> float: ...
 
@@ -71,11 +64,9 @@ class FromImage(TorchFamily[B]):
         steps = params.num_inference_steps
         return steps - int(max(steps - min(steps * params.strength, steps), 0))
 
-    def batch_key(self, request: Request) -> str:
-        """Without the sizes of pictures: they are all brought to the request's."""
-        if request.task in self.pipelines:
-            return canonical_key(request.task, request.params, self.batch_fields)
-        return super().batch_key(request)
+    def fits_inputs(self, task: str) -> bool:
+        """All pictures are brought to the request's size."""
+        return task in self.pipelines
 
     def keep(self, parts: Any, placement: Placement) -> None:
         """Also the other tasks' pipelines, over the same parts."""

@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest, LoadError
 from saggar.engine.media import Counts
+from saggar.engine.models.base import branched
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
@@ -177,7 +178,7 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
         guider = _guided(state).guider
         if state.steps:
             _tell(guider, state)
-        return ("cond", "uncond") if guider.num_conditions > 1 else ("cond",)
+        return branched(guider.num_conditions > 1)
 
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """Velocity [rows, channels, frames, h, w]."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from saggar.engine.models import references
+from saggar.engine.models.base import branched
 from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.state import RequestState, Row
+from saggar.engine.models.torch_family import DrawnParams
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.request import Request
 
@@ -21,15 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class JointParams(Protocol):
+class JointParams(DrawnParams, Protocol):
     """The parameters that the pipelines have in common."""
 
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def num_inference_steps(self) -> int: ...
     @property
     def guidance_scale(self) -> float: ...
 
@@ -58,7 +54,7 @@ class JointFamily(PackedFamily[J]):
 
     def branches_of(self, params: J, request: Request) -> tuple[str, ...]:
         """A second forward for guidance above 1."""
-        return ("cond", "uncond") if params.guidance_scale > 1 else ("cond",)
+        return branched(params.guidance_scale > 1)
 
     def schedule(self, state: RequestState[torch.Tensor, J, Any], flow: bool = False) -> None:
         """The request's sampler, its shift by the picture's tokens; `flow`: its sigmas are its own where it says so."""

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from saggar.engine.batch_key import canonical_key
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Clip, Medium
@@ -98,9 +97,9 @@ class LTX2(TorchFamily[LTX2Params]):
         tokens = shape.video + shape.sound + params.max_sequence_length
         return request.rows * len(branches_of(params)) * tokens
 
-    def batch_key(self, request: Request) -> str:
-        """Without the size of the input: a picture is brought to the size of the video."""
-        return canonical_key(request.task, request.params, self.batch_fields)
+    def fits_inputs(self, task: str) -> bool:
+        """A picture is brought to the size of the video."""
+        return True
 
     def load(self, placement: Placement) -> None:
         """The parts, and the pipeline for pictures over the same ones."""

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.media import Clip, Counts, Media, Sound
-from saggar.engine.models.base import Family
+from saggar.engine.models.base import Family, branched
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.request import Request
@@ -98,7 +98,7 @@ class Noop(Family[np.ndarray, NoopParams, None]):
 
     def branches(self, state: State) -> tuple[str, ...]:
         """A second branch with guidance above 1."""
-        return ("cond", "uncond") if state.params.guidance_scale > 1 else ("cond",)
+        return branched(state.params.guidance_scale > 1)
 
     def predict(self, rows: Sequence[Row[np.ndarray, NoopParams, None]], branch: str) -> np.ndarray:
         """Zeros [rows, 3], after the longest wait that a row asks for."""

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import numpy as np
 from saggar.engine.errors import LoadError
 from saggar.engine.models import references
+from saggar.engine.models.base import branched
 from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.state import RequestState, Row
+from saggar.engine.models.torch_family import DrawnParams
 from saggar.engine.parallel.plans import SequencePlan
 from saggar.engine.params import Narrowing
 from saggar.engine.platform.base import Placement
@@ -27,15 +29,9 @@ LONGEST_TEXT = 1024
 """In tokens; the pipelines refuse more."""
 
 
-class QwenParams(Protocol):
+class QwenParams(DrawnParams, Protocol):
     """The parameters that the pipelines have in common."""
 
-    @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def num_inference_steps(self) -> int: ...
     @property
     def true_cfg_scale(self) -> float: ...
 
@@ -61,7 +57,7 @@ class QwenFamily(PackedFamily[Q]):
     def branches_of(self, params: Q, request: Request) -> tuple[str, ...]:
         """A second forward only for true guidance."""
         guided = params.true_cfg_scale > 1 and request.negative_prompt is not None
-        return ("cond", "uncond") if guided else ("cond",)
+        return branched(guided)
 
     def load(self, placement: Placement) -> None:
         """LoadError: a transformer with distilled guidance."""

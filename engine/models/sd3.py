@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.base import branched
 from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
@@ -143,4 +144,4 @@ class SD3(FromImage[SD3Params]):
 
 
 def _branches(params: SD3Params) -> tuple[str, ...]:
-    return ("cond", "uncond") if params.guidance_scale > 1 else ("cond",)
+    return branched(params.guidance_scale > 1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.base import branched
 from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
@@ -194,7 +195,7 @@ class SDXL(FromImage[SDXLParams]):
         return marked
 
     def _branches(self, params: SDXLParams) -> tuple[str, ...]:
-        return ("cond", "uncond") if params.guidance_scale > 1 and not self._embedded else ("cond",)
+        return branched(params.guidance_scale > 1 and not self._embedded)
 
     def _way(self, state: State, branch: str) -> int | str | None:
         """How a branch's text is encoded: with layers skipped, as zeros, or plainly."""

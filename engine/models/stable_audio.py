@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from saggar.engine.batch_key import canonical_key
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Medium, Sound
-from saggar.engine.models.base import Family
+from saggar.engine.models.base import Family, branched
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text
@@ -103,9 +102,9 @@ class StableAudio(TorchFamily[StableAudioParams]):
         branches = _branches(StableAudioParams(**request.params))  # type: ignore[arg-type]
         return request.rows * len(branches) * (self._length() + 1)
 
-    def batch_key(self, request: Request) -> str:
-        """Without the size of the input: a sound is cut or filled up."""
-        return canonical_key(request.task, request.params, self.batch_fields)
+    def fits_inputs(self, task: str) -> bool:
+        """A sound is cut or filled up."""
+        return True
 
     def load(self, placement: Placement) -> None:
         """The parts, and the table of positions, which is the same for all."""
@@ -238,7 +237,7 @@ class StableAudio(TorchFamily[StableAudioParams]):
 
 
 def _branches(params: StableAudioParams) -> tuple[str, ...]:
-    return ("cond", "uncond") if params.guidance_scale > 1 else ("cond",)
+    return branched(params.guidance_scale > 1)
 
 
 def _end(params: StableAudioParams, longest: float) -> float:

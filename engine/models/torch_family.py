@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from saggar.engine.cache.prompt import Encoded, PromptCache
 from saggar.engine.media import Media
@@ -20,6 +20,17 @@ P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
 _DECODERS = ("vae", "audio_vae")
 _DENOISERS = ("transformer", "transformer_2", "unet")
+
+
+class DrawnParams(Protocol):
+    """What most pipelines of pictures have in common."""
+
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def num_inference_steps(self) -> int: ...
 
 
 class TorchFamily(Family["torch.Tensor", P, Any]):

@@ -19,10 +19,9 @@ from saggar.engine.request import JsonValue, Request
 
 if TYPE_CHECKING:
     import torch
+
 STRIP = 4
 """Frames of a preview, side by side; fewer where there are not as many."""
-
-
 NARROWEST = 16
 """A picture's long side, as a multiple of the short one."""
 

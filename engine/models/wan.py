@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saggar.engine.batch_key import canonical_key
 from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import LoadError
 from saggar.engine.media import Counts
+from saggar.engine.models.base import branched
 from saggar.engine.models.from_image import over
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
@@ -62,9 +62,9 @@ class Wan(VideoFamily[WanParams]):
             return {"image": (2, 2)}
         return {"image": (1, 1 if self._config.expands or self._config.reads_pictures else 2)}
 
-    def batch_key(self, request: Request) -> str:
+    def fits_inputs(self, task: str) -> bool:
         """Pictures of any size are brought to that of the video."""
-        return canonical_key(request.task, request.params, self.batch_fields)
+        return True
 
     def frame_factor(self) -> int:
         """Of the autoencoder."""
@@ -176,4 +176,4 @@ class Wan(VideoFamily[WanParams]):
 
 
 def _branches(params: WanParams) -> tuple[str, ...]:
-    return ("cond", "uncond") if params.guidance_scale > 1 else ("cond",)
+    return branched(params.guidance_scale > 1)

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from saggar.engine.cache.prompt import Encoded
+from saggar.engine.models.base import branched
 from saggar.engine.models.from_image import FromImage, strength_of
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
@@ -117,7 +118,7 @@ class ZImage(FromImage[ZImageParams]):
         # In the timesteps' float32, as the pipeline compares it: a tie falls to the same side.
         gone = float((1000 - state.timesteps[state.step_index]) / 1000) if state.steps else 0.0
         guided = params.guidance_scale > 0 and (params.cfg_truncation > 1 or gone <= params.cfg_truncation)
-        return ("cond", "uncond") if guided else ("cond",)
+        return branched(guided)
 
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """[rows, channels, h, w], smaller rows filled up behind."""

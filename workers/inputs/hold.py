@@ -21,7 +21,7 @@ def fetched(
     loader: InputLoader, job: Job, attempt: Attempt, reservation: Reservation | None
 ) -> Iterator[Inputs]:
     """The job's inputs, held until the end. Raises as `InputLoader.held`; Stopped when the attempt was told to stop."""
-    if not any(uris for _, uris in job.inputs):
+    if not job.has_inputs:
         yield {}
         return
     ticket = Ticket()

@@ -63,7 +63,7 @@ class InputLoader:
 
         Raises InvalidJob naming the file (`inputs.image[0]`), InputUnavailable, and Stopped.
         """
-        if not any(uris for _, uris in job.inputs):
+        if not job.has_inputs:
             yield {}
             return
         with ExitStack() as stack:

@@ -24,10 +24,10 @@ from saggar.storage.results import ManifestOutput
 from saggar.storage.samples import Sample
 from saggar.storage.shard_index import ShardKeys, index_numbers, read_index
 from saggar.storage.shards import DEFAULT_TARGET_BYTES, ShardWriter
+from saggar.workers.encode import FACTS
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.judge import draws_of
 from saggar.workers.runs.outputs import Made, Outputs
-from saggar.workers.runs.samples import FACTS
 
 _CHUNK = 32
 """Rows whose pictures are in memory at a time."""

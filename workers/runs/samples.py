@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 from saggar.jobs.schema import Job, read_job
 from saggar.storage.samples import Sample
-
-FACTS = ("width", "height", "frames", "fps", "duration_s", "sample_rate", "channels")
-"""What a file is, where it has it; pixels, seconds, Hz."""
+from saggar.workers.encode import FACTS
 
 
 @dataclass(frozen=True)
