@@ -111,6 +111,7 @@ def test_only_the_loopback_address_is_bound(config: dict[str, Any]) -> None:
 def test_redis_keeps_what_it_was_given(config: dict[str, Any]) -> None:
     command = " ".join(config["services"]["redis"]["command"])
     assert "--appendonly yes" in command
+    assert "--appendfsync always" in command, "with everysec a kill can lose what was accepted"
     assert "--maxmemory-policy noeviction" in command
     assert [volume["target"] for volume in config["services"]["redis"]["volumes"]] == ["/data"]
 

@@ -1,7 +1,9 @@
 """A private Redis for the embedded mode and for tests: started, watched and stopped by us.
 
 It listens on the loopback address only, behind a random password kept in a file that only its owner can read,
-and writes an append-only file, so that a run interrupted by a crash finds its queue again in the same folder.
+and writes an append-only file, so that a run interrupted by a crash finds its queue again in the same folder. Each
+answer waits for the disk: with "everysec" Redis answers before it writes while the fsync of the second before is still
+under way, and a kill then loses what a client was told is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ port {port}
 requirepass {password}
 dir .
 appendonly yes
-appendfsync {appendfsync}
+appendfsync always
 save ""
 maxmemory-policy noeviction
 daemonize no
@@ -86,14 +88,10 @@ class RedisServer:
 
     `start` after `kill` or `stop` comes back with the same URL and data. Whoever may share the folder with another
     process holds a lock of its own: a server found running over it is taken for an orphan of a crash, and ended.
-
-    `appendfsync`: with "everysec" a crash of the machine, not of the server, may cost the last second's writes;
-    with "always" none, and each write waits for the disk.
     """
 
     folder: Path
     kind: Kind | None = None
-    appendfsync: Literal["everysec", "always"] = "everysec"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -163,7 +161,6 @@ class RedisServer:
         text = CONFIG.format(
             port=kept if kept and _is_free(int(kept)) else free_port(),
             password=before.get("requirepass") or secrets.token_urlsafe(24),
-            appendfsync=self.appendfsync,
         )
         written = self.config.with_suffix(".new")
         written.unlink(missing_ok=True)

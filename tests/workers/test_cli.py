@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 from click.testing import CliRunner
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
 from saggar.workers.cli import COMMANDS, cli
+from saggar.workers.servers import RedisServer
 from saggar.workers.settings import WorkerSettings
 
 SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
@@ -117,6 +119,24 @@ def test_the_doctor_looks_at_everything_and_says_so(redis_url: str, tmp_path: Pa
     broken = CliRunner().invoke(cli, ["doctor", "--redis", "redis://127.0.0.1:1/0"])
     assert broken.exit_code == 1
     assert "FAIL  redis" in broken.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "warning"),
+    [
+        ("appendonly", "no", "appendonly is off"),
+        ("appendfsync", "everysec", "appendfsync is everysec: a kill"),
+        ("maxmemory-policy", "allkeys-lru", "maxmemory-policy is allkeys-lru"),
+    ],
+)
+def test_the_doctor_warns_of_a_redis_that_can_lose_jobs(
+    tmp_path: Path, name: str, value: str, warning: str
+) -> None:
+    with RedisServer(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        arguments = ["doctor", "--redis", server.url]
+        assert warning not in CliRunner().invoke(cli, arguments).output
+        client.config_set(name, value)
+        assert warning in CliRunner().invoke(cli, arguments).output
 
 
 def test_what_matches_nothing_says_so(redis_url: str) -> None:

@@ -80,6 +80,7 @@ def _redis(settings: JobSettings) -> str:
         server, memory = client.info("server"), client.info("memory")
         policy = memory.get("maxmemory_policy", "noeviction")
         persisted = client.info("persistence").get("aof_enabled")
+        fsync = _fsync(client)
     finally:
         client.close()
     notes = [f"Redis {server['redis_version']}"]
@@ -87,7 +88,19 @@ def _redis(settings: JobSettings) -> str:
         notes.append(f"maxmemory-policy is {policy}: set it to noeviction, or jobs can vanish")
     if not persisted:
         notes.append("appendonly is off: a restart forgets the queue")
+    elif fsync not in ("always", None):
+        notes.append(
+            f"appendfsync is {fsync}: a kill of the server can lose its last two seconds; set it to always"
+        )
     return "; ".join(notes)
+
+
+def _fsync(client: redis.Redis) -> str | None:
+    """None where the server does not let itself be asked, as those that are rented often do not."""
+    try:
+        return client.config_get("appendfsync").get("appendfsync")
+    except redis.ResponseError:
+        return None
 
 
 def _store(url: str) -> str:
