@@ -85,8 +85,11 @@ class Book:
         """Take a checked request in; it waits."""
         now = time.monotonic()
         deadline = None if request.deadline_s is None else now + request.deadline_s
-        entry = Entry(request, key, next(self._seq), now, cost, deadline, tokens=tokens)
+        entry = Entry(
+            request, key, next(self._seq), now, cost, deadline, tokens=tokens, suspect=request.suspect
+        )
         live = self._lives[request.id] = Live(entry, stream, on_event)
+        live.deaths = DEATHS - 1 if request.suspect else 0
         self._deadlines.add(entry)
         self._scheduler.add(entry)
         return live

@@ -36,7 +36,8 @@ class Patience:
     progress_s, progress_factor: one verb may take progress_s, or progress_factor × the slowest seen of the same
     verb and shape, whichever is longer; first_s is the least for a shape that was never seen. While a group loads
     and warms up there is no such limit.
-    failures, failures_within_s: so many failures within that time, and no other start is tried.
+    failures, failures_within_s: so many failures within that time, none of its requests done between them, and no
+    other start is tried.
     backoff_s: the wait before the first new start; it doubles.
     """
 

@@ -15,6 +15,7 @@ from saggar.engine.config import Patience
 from saggar.engine.errors import EngineClosed, EngineError, LoadError, WorkerDied
 from saggar.engine.executor.base import Executor
 from saggar.engine.hub import Hub
+from saggar.engine.request import Output
 from saggar.engine.worker.agreement import differences
 from saggar.engine.worker.plan import Call, Plan, Ready, RowReport
 
@@ -23,7 +24,11 @@ LIVENESS_S = 1.0
 
 
 class Failures:
-    """When a group failed, and whether and when it is worth another start."""
+    """When a group failed since it last did what it is for, and whether and when it is worth another start.
+
+    What a request's success forgives is a request's fault, not the machine's: any number of requests that kill their
+    ranks are outlived while others succeed between them.
+    """
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -37,6 +42,10 @@ class Failures:
         if len(self._times) >= self._patience.failures:
             return None
         return self._patience.backoff_s * float(2 ** (len(self._times) - 1))
+
+    def forgive(self) -> None:
+        """A request succeeded: the group is sound."""
+        self._times.clear()
 
 
 class Loop:
@@ -90,6 +99,8 @@ class Loop:
             hub.book.advance(report.rows)
             with hub.lock:
                 ended = hub.book.update(plan, report, self.replica)
+            if any(isinstance(outcome, Output) for _, outcome in ended):
+                self._failures.forgive()
             hub.deliver(ended)
 
     def _schedule(self) -> Plan:

@@ -31,7 +31,7 @@ class Request:
     `params` are the family's own fields, still unchecked; `Engine.validate` returns a copy with all of
     them filled in. `negative_prompt` None means none, "" is a negative prompt. `deadline_s` counts from
     the submit. `inputs`: what it starts from, by kind. `preview_every` asks for a coarse picture each so many
-    steps (0: none).
+    steps (0: none). `suspect`: ranks have died of it before, so it runs alone and ends with the next that dies.
     """
 
     id: str
@@ -45,6 +45,7 @@ class Request:
     priority: int = BULK
     deadline_s: float | None = None
     preview_every: int = 0
+    suspect: bool = False
 
     @property
     def rows(self) -> int:

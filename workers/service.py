@@ -270,7 +270,11 @@ class Service:
     def _enter(self, job: Job, attempt: Attempt, reservation: Reservation | None, inputs: Inputs) -> Handle:
         handle = self._engine.submit(
             # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
-            replace(to_request(job, inputs), id=f"{job.id}/a{attempt.number}"),
+            replace(
+                to_request(job, inputs),
+                id=f"{job.id}/a{attempt.number}",
+                suspect=attempt.suspicions >= ALONE_AFTER,
+            ),
             reservation=reservation,
             on_event=self._attempts.listener(attempt),
         )

@@ -48,7 +48,7 @@ def ended_by_its_suspicions(record: JobRecord) -> None:
     assert record.error is not None and record.error.kind == "worker_died"
 
 
-@pytest.mark.parametrize("poisons", [1, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("poisons", [1, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_job_that_kills_its_rank_each_time_is_a_dead_letter_and_its_neighbours_succeed(
     site: Site, tmp_path: Path, poisons: int
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_job_that_kills_its_rank_each_time_is_a_dead_letter_and_its_neighbours
         ids += site.submit(8, first=10 * number, params={"sleep_s": 0.02})
         bad.append(poison(site, 10 * number + 8))
     ids += site.submit(8, first=100)
-    records = site.wait(ids + bad, 150)
+    records = site.wait(ids + bad, 300)
     for record in records[len(ids) :]:
         ended_by_its_suspicions(record)
         kinds = [event.kind for event in site.client.events(record.id, follow=False)]
@@ -68,9 +68,9 @@ def test_a_job_that_kills_its_rank_each_time_is_a_dead_letter_and_its_neighbours
         (listed,) = [one for one in site.client.list(state="failed").records if one.id == record.id]
         assert listed.dead
     site.check(records[: len(ids)])
-    # Its supervisor lives: it started the worker again each time that the engine had given up.
+    # Its supervisor lives: it started the worker again if deaths followed each other without a success between.
     log = worker.log.read_text()
     assert worker.process.poll() is None
-    assert 1 <= log.count("the engine is lost") <= poisons
+    assert log.count("the engine is lost") <= poisons
     assert log.count("starting it again") == log.count("the engine is lost")
     site.nothing_is_left()

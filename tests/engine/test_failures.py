@@ -90,6 +90,29 @@ def test_a_request_that_kills_twice_ends_alone(start: Callable[..., Engine]) -> 
     serves(engine)
 
 
+def test_a_suspect_runs_alone_and_ends_with_the_first_death(start: Callable[..., Engine]) -> None:
+    engine = start()
+    engine.pause()
+    once = engine.submit(noop("once", suspect=True, prompt=order("predict", "kill")))
+    harmless = engine.submit(noop("harmless", suspect=True))
+    others = [engine.submit(noop(f"r{i}")) for i in range(2)]
+    engine.resume()
+    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+        once.result(30)
+    assert harmless.result(30).batch_size == 1
+    for index, handle in enumerate(others):
+        check_noop(noop(f"r{index}"), handle.result(30))
+
+
+def test_any_number_of_them_is_outlived_while_others_succeed(start: Callable[..., Engine]) -> None:
+    engine = start(max_batch=1)
+    for number in range(4):
+        poison = engine.submit(noop(f"poison-{number}", prompt=order("predict", "kill", times=99)))
+        with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+            poison.result(30)
+        serves(engine, f"after-{number}")
+
+
 def test_three_failures_are_enough(start: Callable[..., Engine], tmp_path: Path) -> None:
     engine = start(max_batch=1)
     engine.pause()

@@ -123,3 +123,11 @@ def test_three_failures_within_ten_minutes_are_enough() -> None:
     assert (failures.add(0.0), failures.add(300.0)) == (0.5, 1.0)
     assert failures.add(601.0) == 1.0  # the first is long ago
     assert failures.add(899.0) is None
+
+
+def test_what_succeeds_between_failures_forgives_them() -> None:
+    failures = Failures(Patience())
+    for now in range(5):
+        assert failures.add(float(now)) == 0.5
+        assert failures.add(now + 0.5) == 1.0
+        failures.forgive()
