@@ -5,10 +5,11 @@ Needs Redis alone. The two differ in how they wait; what they say and understand
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack, cast
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack, cast
 
 from saggar.jobs.desk import Desk, JobLike, Patience, known, merged, parsed, succeeded
 from saggar.jobs.errors import SaggarError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 CHUNK = 500  # jobs of one round trip
+T = TypeVar("T")
+Entries: TypeAlias = list[Op[Submitted] | SaggarError]
 
 
 class JobClient:
@@ -50,15 +53,18 @@ class JobClient:
 
     def submit_many(self, jobs: Iterable[JobLike], chunk: int = CHUNK) -> Iterator[Submitted | SaggarError]:
         """One outcome for each job, in order, a chunk in a round trip. What `submit` would raise stands in
-        its place: one bad line does not stop the rest. Lazy: nothing is sent before it is iterated.
+        its place: one bad line does not stop the rest. Lazy: nothing is sent before it is iterated; a chunk
+        is read and checked ahead, while Redis works on the one before.
 
         After an error of Redis the call may be made again if the jobs have ids or idempotency keys."""
         source = iter(jobs)
-        while part := parsed(islice(source, chunk)):
-            self._fetch_cards(part)
-            models = self.models() if any(map(self._desk.lacks_card, part)) else []
-            entries = self._desk.submissions(part, models)
-            yield from merged(entries, self._runner.run_many([e for e in entries if isinstance(e, Op)]))
+        with ThreadPoolExecutor(1, "saggar-submit") as wire:
+            entries = self._submissions(source, chunk)
+            while entries:
+                answers = wire.submit(self._runner.run_many, [e for e in entries if isinstance(e, Op)])
+                ahead = _done(lambda: self._submissions(source, chunk))
+                yield from merged(entries, answers.result())
+                entries = ahead.result()  # an error of the source comes after the outcomes before it
 
     def status(self, job_id: str) -> JobRecord:
         """With its place in the queue while it waits. Raises UnknownJob."""
@@ -138,10 +144,27 @@ class JobClient:
     ) -> None:
         self.close()
 
+    def _submissions(self, source: Iterator[JobLike], chunk: int) -> Entries:
+        """For the next jobs of the source, none at its end. Raises what the source does."""
+        part = parsed(islice(source, chunk))
+        self._fetch_cards(part)
+        models = self.models() if any(map(self._desk.lacks_card, part)) else []
+        return self._desk.submissions(part, models)
+
     def _fetch_cards(self, jobs: Iterable[Job | SaggarError]) -> None:
         if missing := self._desk.cards.missing(jobs):
             texts = cast("Sequence[str | None]", self._client.hmget(self._desk.cards_key, missing))
             self._desk.cards.add(missing, texts)
+
+
+def _done(call: Callable[[], T]) -> Future[T]:
+    """What it returns or raises, for whoever asks later."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(call())
+    except Exception as error:  # noqa: BLE001  (it is the answer)
+        done.set_exception(error)
+    return done
 
 
 class AsyncJobClient:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import redis
 from saggar.jobs import (
     Cards,
     InvalidJob,
+    Job,
     JobClient,
     JobError,
     JobFailed,
@@ -73,6 +76,29 @@ def test_submit_many_keeps_the_order(client: JobClient, fake: redis.Redis) -> No
     assert len(lane_messages(fake)) == 1_050
     assert client.status("j0007").position == 7
     assert ids_of(client, state="queued", newest_first=False) == [job.id for job in jobs]
+
+
+def test_submit_many_tells_what_it_sent_before_its_source_failed(
+    client: JobClient, fake: redis.Redis
+) -> None:
+    def source() -> Iterator[Job]:
+        for number in range(25):
+            yield make_job(id=f"j{number}")
+        raise OSError("the disk is gone")
+
+    outcomes = client.submit_many(source(), chunk=10)
+    for number in range(20):
+        assert next(outcomes) == Submitted(f"j{number}", True, "queued")
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(outcomes)
+    assert client.counts()["queued"] == 20
+
+
+def test_submit_many_that_nobody_reads_on_sends_no_more(client: JobClient, fake: redis.Redis) -> None:
+    outcomes = client.submit_many((make_job(seed=i) for i in range(30)), chunk=10)
+    next(outcomes)
+    outcomes.close()
+    assert client.counts()["queued"] == 10
 
 
 def test_submit_many_sends_nothing_before_it_is_iterated(client: JobClient, fake: redis.Redis) -> None:
