@@ -202,7 +202,7 @@ class LocalStack:
             name: self.translated(value, service) for name, value in own.items()
         }
 
-    def wait_healthy(self, service: str, name: str | None = None, timeout_s: float = 90.0) -> None:
+    def wait_healthy(self, service: str, name: str | None = None, timeout_s: float = 180.0) -> None:
         """Run the health check's command until it succeeds once."""
         kind, *test = self._service(service)["healthcheck"]["test"]
         if kind == "CMD-SHELL":

@@ -22,6 +22,7 @@ from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import per_text, vae_factor
+from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
 from saggar.engine.request import Request
 
@@ -37,6 +38,8 @@ LARGEST_LATENT = 512
 GRID = 8
 """The pipeline takes no finer sizes, whatever the VAE."""
 ZEROS = "zeros"
+ATTENTIONS = ("down_blocks.*.attentions.*", "mid_block.attentions.*", "up_blocks.*.attentions.*")
+"""Where a UNet attends: each a stack of transformer blocks over the pixels of its level."""
 PAINTER = 9
 """Channels of a UNet made for painting: latents, a mask, latents of the rest of the picture."""
 
@@ -81,6 +84,16 @@ class SDXL(FromImage[SDXLParams]):
     tasks: tuple[str, ...] = ("t2i", "inpaint")
     pipelines: ClassVar = {"inpaint": "StableDiffusionXLInpaintPipeline"}
     batch_fields = ("height", "width")
+    # Attentions and feed-forwards are shared by pixels at each level; convolutions, which mix neighbours, are not.
+    sequence_plan = SequencePlan(
+        {f"{place}.transformer_blocks.*.attn1": ("image",) for place in ATTENTIONS}
+        | {f"{place}.transformer_blocks.*.attn2": () for place in ATTENTIONS},
+        splits={
+            f"{place}.transformer_blocks.0": {"hidden_states": Split(1, stream="image")}
+            for place in ATTENTIONS
+        },
+        gathers={f"{place}.proj_out": Gather(1) for place in ATTENTIONS},
+    )
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)

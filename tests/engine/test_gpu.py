@@ -27,7 +27,6 @@ from tests.engine.families import BY_NAME
 from tests.engine.media_made import pictures_of
 from tests.engine.parallel_cases import Way, batches
 from tests.engine.support import at_step, floats
-from tests.engine.test_parallel import UNPLANNED
 
 FAMILIES = sorted(name for name, case in BY_NAME.items() if case.made is pictures_of and not case.brief)
 GPU = {"device": "cuda", "executor": "multiproc", "mode": "step_batch", "warmup": ()}
@@ -157,10 +156,6 @@ def test_a_killed_rank_comes_back_and_its_requests_are_made(make_engine: MakeEng
 @pytest.mark.parametrize("way", [Way(ulysses=2), Way(ring=2), Way(cfg=2)], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_gpus_give_the_pictures_of_one(make_engine: MakeEngine, name: str, way: Way) -> None:
-    if way.sequence and name in UNPLANNED:
-        with pytest.raises(Unsupported, match="no sequence plan"):
-            make_engine(BY_NAME[name].tiny, **FLOAT32 | way.settings)
-        return
     alone, together = (
         make_engine(BY_NAME[name].tiny, **FLOAT32),
         make_engine(BY_NAME[name].tiny, **FLOAT32 | way.settings),

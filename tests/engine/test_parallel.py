@@ -12,6 +12,7 @@ from saggar.engine import Engine, Output, Request, Unsupported, open_family
 from saggar.engine.attention.site import Streams
 from saggar.engine.config import EngineConfig
 from saggar.engine.degrees import Degrees
+from saggar.engine.models.sdxl import SDXL
 from saggar.engine.parallel.attach import Attachment
 from saggar.engine.parallel.hooks import apply_plan
 from saggar.engine.parallel.mesh import Axis, Mesh
@@ -32,14 +33,12 @@ PAIRS = [
     ("longcat-image-edit", Way(ulysses=2)),  # a plan of our own with a reference
     ("sd3", Way(ulysses=2, ring=2)),
     ("z-image", Way(ulysses=2, cfg=2)),
-    ("sdxl", Way(cfg=3)),
+    ("sdxl", Way(ulysses=3)),  # levels of unlike length, and whole convolutions
     ("ltx2", Way(ulysses=2)),  # a cut video and a whole sound
     ("wan-5b-i2v", Way(ulysses=2)),  # a timestep a token
     ("hunyuan-video15", Way(ring=2)),  # texts of unlike length
 ]
-UNPLANNED = ("sdxl", "sdxl-distilled", "sdxl-inpaint", "sdxl-painter")
-"""Tiny models whose families have no sequence plan."""
-MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS if not (way.sequence and name in UNPLANNED)]
+MATRIX = [(name, way) for name in sorted(BY_NAME) for way in WAYS]
 
 
 def matrix() -> list[Any]:
@@ -115,11 +114,6 @@ def test_a_world_that_does_not_fit_is_refused(settings: dict[str, Any], words: l
     ("family", "settings", "words"),
     [
         ("noop", {"cfg": 2}, "noop: its steps cannot be shared over cfg=2"),
-        (
-            "sdxl",
-            {"ulysses": 2},
-            "sdxl has no sequence plan and cannot share a sequence over ulysses=2: cfg can",
-        ),
         ("sd3", {"ranks": 2}, "set ulysses, ring or cfg so that they make 2"),
     ],
 )
@@ -128,6 +122,16 @@ def test_a_family_that_cannot_be_spread_so_is_refused_before_any_process_starts(
 ) -> None:
     with pytest.raises(Unsupported, match=words) as caught:
         make_engine(family, executor="multiproc", **settings)
+    assert "What goes together:" in str(caught.value)
+
+
+def test_a_family_without_a_plan_shares_no_sequence(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SDXL, "sequence_plan", None)
+    words = "sdxl has no sequence plan and cannot share a sequence over ulysses=2: cfg can"
+    with pytest.raises(Unsupported, match=words) as caught:
+        make_engine("sdxl", executor="multiproc", ulysses=2)
     assert "What goes together:" in str(caught.value)
 
 
@@ -178,6 +182,5 @@ def test_a_plan_that_forgets_an_attention_is_refused(models: Callable[[str], Pat
 
 def test_the_long_matrix_has_every_family_and_every_way() -> None:
     assert {name for name, _ in MATRIX} == set(BY_NAME)
-    planned = {name for name in BY_NAME if name not in UNPLANNED}
-    assert {(name, str(way)) for name, way in MATRIX} >= {(n, str(w)) for n in planned for w in WAYS}
+    assert {(name, str(way)) for name, way in MATRIX} == {(name, str(w)) for name in BY_NAME for w in WAYS}
     assert set(PAIRS) <= set(MATRIX)
