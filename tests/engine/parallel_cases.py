@@ -24,6 +24,11 @@ class Way:
         return {"ulysses": self.ulysses, "ring": self.ring, "cfg": self.cfg}
 
     @property
+    def ranks(self) -> int:
+        """The world's size."""
+        return self.ulysses * self.ring * self.cfg
+
+    @property
     def sequence(self) -> bool:
         """Whether ranks share sequences, which takes a plan."""
         return self.ulysses * self.ring > 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from saggar.engine import Engine, Output, Request, Unsupported, open_family
 from saggar.engine.attention.site import Streams
 from saggar.engine.config import EngineConfig
 from saggar.engine.degrees import Degrees
+from saggar.engine.executor import rank
+from saggar.engine.models.registry import families
 from saggar.engine.models.sdxl import SDXL
 from saggar.engine.parallel.attach import Attachment
 from saggar.engine.parallel.hooks import apply_plan
@@ -19,6 +23,7 @@ from saggar.engine.parallel.mesh import Axis, Mesh
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.platform.base import Placement
 
+from tests.engine import forked
 from tests.engine.case import Case
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
@@ -67,20 +72,51 @@ def compare(requests: list[Request], outputs: list[Output], expected: list[Outpu
         assert_same(output.media, one.media, ATOL, request.id)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """Of one process: outputs of each of a case's batches, and of its requests one after the other."""
+
+    batches: list[list[Output]]
+    singly: list[Output]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Expected]:
+    """By case, what was made of it already: the same for all ways."""
+    return {}
+
+
+def of_one_process(alone: Engine, case: Case) -> Expected:
+    """Made anew."""
+    return Expected(
+        [alone.generate(requests) for requests in batches(case)],
+        [alone.submit(request).result(60) for request in case.requests()],
+    )
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forks with the libraries in them."""
+    monkeypatch.setattr(rank, "subprocess", forked.INSTEAD)
+
+
 @pytest.mark.procs
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(("name", "way"), matrix())
 def test_ranks_that_share_work_give_the_pictures_of_one_process(
-    start: Callable[..., Engine], name: str, way: Way
+    start: Callable[..., Engine], expected: dict[str, Expected], name: str, way: Way
 ) -> None:
     case = BY_NAME[name]
-    alone, together = start(case.tiny), start(case.tiny, way)
-    for requests in batches(case):
-        compare(requests, together.generate(requests), alone.generate(requests))
-    joined_midway(alone, together, case)
+    if name not in expected:
+        expected[name] = of_one_process(start(case.tiny), case)
+    together = start(case.tiny, way)
+    for requests, outputs in zip(batches(case), expected[name].batches, strict=True):
+        compare(requests, together.generate(requests), outputs)
+    joined_midway(together, case, expected[name].singly)
     assert together.health().ok
 
 
-def joined_midway(alone: Engine, together: Engine, case: Case) -> None:
+def joined_midway(together: Engine, case: Case, singly: list[Output]) -> None:
     """Two requests come while a third has made two steps."""
     a, b, c = case.requests()
     later: list[Any] = []
@@ -91,7 +127,74 @@ def joined_midway(alone: Engine, together: Engine, case: Case) -> None:
     eventually(lambda: len(later) == 2)
     outputs = [later[0].result(60), first.result(60), later[1].result(60)]
     assert outputs[0].batch_id == outputs[1].batch_id
-    compare([a, b, c], outputs, [alone.submit(request).result(60) for request in (a, b, c)])
+    compare([a, b, c], outputs, singly)
+
+
+SMALLEST = {
+    **dict.fromkeys(
+        ("flux", "sd3", "qwen-image", "pixart", "flux2", "longcat-image", "ovis-image", "z-image"), 8
+    ),
+    "wan-a14b": 16,
+    "hunyuan-video15": 16,
+    "sana": 32,
+    "ltx2": 32,
+}
+"""Pixels a side of the least picture that a tiny model makes, mostly one token; LTX-2's is smaller in its sound too."""
+FOUR = (Way(ulysses=4), Way(ring=4), Way(ulysses=2, ring=2))
+
+
+@pytest.mark.procs
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(
+            name, way, id=f"{name}-{way}", marks=() if (name, way) == ("flux", FOUR[2]) else pytest.mark.soak
+        )
+        for name in SMALLEST
+        for way in FOUR
+    ],
+)
+def test_a_picture_of_fewer_tokens_than_ranks_is_that_of_one_process(
+    start: Callable[..., Engine], name: str, way: Way
+) -> None:
+    case, side = BY_NAME[name], SMALLEST[name]
+    least = {"height": side, "width": side, "num_inference_steps": 2}
+    if case.task == "t2v":
+        least["num_frames"] = 1
+    requests = [case.request("least", "a fox", seed=3, params=least), case.request("other", "", params=least)]
+    compare(requests, start(name, way).generate(requests), start(name).generate(requests))
+
+
+def with_three_heads(folder: Path, target: Path) -> str:
+    """A copy of the tiny FLUX.1 whose transformer has three heads, of random weights again."""
+    from diffusers import FluxTransformer2DModel
+
+    shutil.copytree(folder, target)
+    usual = FluxTransformer2DModel.load_config(folder / "transformer")
+    torch.manual_seed(3)
+    FluxTransformer2DModel.from_config({**usual, "num_attention_heads": 3}).save_pretrained(
+        target / "transformer"
+    )
+    return str(target)
+
+
+@pytest.mark.procs
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=str(way), marks=pytest.mark.soak if way.ranks > 2 else ())
+        for way in (Way(ulysses=2), Way(ulysses=2, ring=2), Way(ulysses=2, cfg=2), Way(ulysses=4))
+    ],
+)
+def test_three_heads_on_two_ranks_give_the_pictures_of_one_process(
+    start: Callable[..., Engine], models: Callable[[str], Path], tmp_path: Path, way: Way
+) -> None:
+    folder = with_three_heads(models("flux"), tmp_path / "three")
+    alone, together = start("flux", model=folder), start("flux", way, model=folder)
+    for requests in batches(BY_NAME["flux"]):
+        compare(requests, together.generate(requests), alone.generate(requests))
 
 
 @pytest.mark.parametrize(
@@ -182,5 +285,7 @@ def test_a_plan_that_forgets_an_attention_is_refused(models: Callable[[str], Pat
 
 def test_the_long_matrix_has_every_family_and_every_way() -> None:
     assert {name for name, _ in MATRIX} == set(BY_NAME)
+    served = {name for name in families() if not name.startswith("Noop")}
+    assert {case.class_name for case in BY_NAME.values()} == served, "a task without a row here"
     assert {(name, str(way)) for name, way in MATRIX} == {(name, str(w)) for name in BY_NAME for w in WAYS}
     assert set(PAIRS) <= set(MATRIX)
