@@ -70,8 +70,7 @@ class Joint(_AtSite):
         q, k = _normed(q, attn.norm_q), _normed(k, attn.norm_k)
         length, text = hidden_states.shape[1], encoder_hidden_states
         if text is not None:
-            own = _heads(attn, attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text))
-            added = (_normed(own[0], attn.norm_added_q), _normed(own[1], attn.norm_added_k), own[2])
+            added = _of_text(attn, text)
             q, k, v = (torch.cat(pair, dim=1) for pair in zip((q, k, v), added, strict=True))
         out = attend(self.site, q, k, v, attention_mask).flatten(2).to(q.dtype)
         picture, rest = out[:, :length], out[:, length:]
@@ -126,17 +125,48 @@ class Padded(_AtSite):
         length, text = hidden_states.shape[1], encoder_hidden_states
         q, k, v = _heads(attn, attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
         q, k = (
-            apply_rotary_emb(x, image_rotary_emb, sequence_dim=1)
+            apply_rotary_emb(x, image_rotary_emb, sequence_dim=1) if length else x
             for x in (_normed(q, attn.norm_q), _normed(k, attn.norm_k))
         )
-        own = _heads(attn, attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text))
-        added = (_normed(own[0], attn.norm_added_q), _normed(own[1], attn.norm_added_k), own[2])
-        q, k, v = (torch.cat(pair, dim=1) for pair in zip((q, k, v), added, strict=True))
+        q, k, v = (torch.cat(pair, dim=1) for pair in zip((q, k, v), _of_text(attn, text), strict=True))
         mask = attention_mask
         if mask is not None:
             mask = torch.nn.functional.pad(mask.bool(), (length, 0), value=True)
         out = attend(self.site, q, k, v, mask).flatten(2).to(q.dtype)
         return attn.to_out[1](attn.to_out[0](out[:, :length])), attn.to_add_out(out[:, length:])
+
+
+class Apart(_AtSite):
+    """Text and picture in one sequence, the text first, each turned by positions of its own: Qwen-Image.
+
+    diffusers' own cannot turn a part of no tokens, which a rank has of a picture or text of fewer tokens than ranks.
+    """
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        encoder_hidden_states_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        image_rotary_emb: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, L, C] each, to the same shapes; `encoder_hidden_states_mask` [B, L] is the text's, complex numbers
+        [L, D / 2] turn the picture and the text. Unsupported: another mask.
+        """
+        if attention_mask is not None:
+            raise Unsupported("Qwen-Image's attention takes a mask of the text alone")
+        of_picture, of_text = image_rotary_emb
+        q, k, v = _heads(attn, attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states))
+        text_q, text_k, text_v = _of_text(attn, encoder_hidden_states)
+        q, k = (_turned_around(x, of_picture) for x in (_normed(q, attn.norm_q), _normed(k, attn.norm_k)))
+        text_q, text_k = _turned_around(text_q, of_text), _turned_around(text_k, of_text)
+        mask, length = encoder_hidden_states_mask, encoder_hidden_states.shape[1]
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask.bool(), (0, hidden_states.shape[1]), value=True)
+        q, k, v = (torch.cat(pair, dim=1) for pair in ((text_q, q), (text_k, k), (text_v, v)))
+        out = attend(self.site, q, k, v, mask).flatten(2).to(q.dtype)
+        return attn.to_out[1](attn.to_out[0](out[:, length:])), attn.to_add_out(out[:, :length])
 
 
 class Linear:
@@ -175,8 +205,24 @@ def _heads(attn: Any, *projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(torch.unflatten(x, 2, (attn.heads, -1)) for x in projected)
 
 
+def _of_text(attn: Any, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v [B, L, H, D] of the text beside a picture."""
+    q, k, v = _heads(attn, attn.add_q_proj(text), attn.add_k_proj(text), attn.add_v_proj(text))
+    return _normed(q, attn.norm_added_q), _normed(k, attn.norm_added_k), v
+
+
+def _turned_around(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Heads [B, L, H, D], pairs of channels times the table's complex numbers [L, D / 2], in float32."""
+    if not x.shape[1]:
+        return x
+    turned: torch.Tensor = apply_rotary_emb(x, table[None], use_real=False)
+    return turned
+
+
 def _turned(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Heads [B, L, H, D], their first channels turned in float32."""
+    if not x.shape[1]:
+        return x
     channels = table[0].shape[-1]
     first, rest = x[..., :channels].float(), x[..., channels:].float()
     turned: torch.Tensor = apply_rotary_emb(
@@ -195,6 +241,7 @@ REPLACED: Mapping[str, Callable[[Site], Any]] = {
     "JointAttnProcessor2_0": Joint,
     "StableAudioAttnProcessor2_0": Turned,
     "HunyuanVideo15AttnProcessor2_0": Padded,
+    "QwenDoubleStreamAttnProcessor2_0": Apart,
 }
 SEAMLESS = {"SanaLinearAttnProcessor2_0"}
 """Linear attention: a sum over the keys, for which there is no kernel to choose."""
