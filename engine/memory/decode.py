@@ -1,4 +1,7 @@
-"""Decoding in less memory: one picture after the other, or large ones by overlapping tiles. Both are the VAE's own."""
+"""Decoding in less memory: one picture after the other, or large ones by overlapping tiles. Both are the VAE's own.
+
+A VAE that knows tiles in time (LTX-2's) decodes by those too.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ def spare_memory(config: EngineConfig, family: Decoding) -> None:
             raise Unsupported(f"{wish}: {family.name} has no VAE that does so; leave it out")
         for decoder in able:
             getattr(decoder, method)()
+            if wish == "vae_tiling" and hasattr(decoder, "use_framewise_decoding"):
+                decoder.use_framewise_decoding = True
 
 
 def _can(decoder: object, method: str) -> bool:

@@ -1,88 +1,137 @@
-"""Ranks share the tiles of a VAE's tiled decode: each decodes its part of them, and learns those of the others.
+"""Ranks share the tiles of a VAE's decode: each decodes its part of them, and learns those of the others.
 
-The VAE's own code cuts, blends and joins: it runs twice. The first time its decoder is asked only for the tiles of this
-rank, and zeros stand for the others; then the ranks exchange what they decoded, and the second time every tile is
-there. So the picture is bit for bit the one that a rank alone makes by tiles. It is known for AutoencoderKL, whose
-decoder is called once a tile and keeps nothing between two; with other VAEs every rank decodes all tiles.
+The VAE's own code cuts, blends and joins: it runs twice. The first time its decoder only writes down what it is asked,
+and answers with empty latents. Then each rank decodes its share and the ranks exchange what came out, and the second
+time every answer is known. So the result is bit for bit the one that a rank alone makes by tiles, in space or in time.
+Frames that are decoded one after the other through one cache stay together on a rank.
+
+What it needs: that cutting and blending bear latents in the place of what they become, as those of diffusers' VAEs do
+(each kind is tested), and that a decoder draws no noise of its own, which it would draw in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Protocol, cast
 
 import torch
-from diffusers import AutoencoderKL
 from saggar.engine.parallel.mesh import Axis
+
+Decoder = Callable[..., torch.Tensor]
 
 
 def share_tiles(vae: torch.nn.Module, axis: Axis) -> bool:
-    """Whether this VAE's tiles are shared from now on."""
-    if axis.size == 1 or not isinstance(vae, AutoencoderKL):
+    """Whether this VAE's tiles are shared from now on: it decodes by tiles, and there is somebody to share with."""
+    if axis.size == 1 or not getattr(vae, "use_tiling", False) or not hasattr(vae, "_decode"):
         return False
-    alone: Callable[..., Any] = vae.tiled_decode
-    tiles = _Tiles(vae, axis)
+    tiled = cast(_Tiled, vae)
+    alone, decoder = tiled._decode, tiled.decoder
 
-    def together(z: torch.Tensor, return_dict: bool = True) -> Any:
-        usual = vae.decoder.forward
-        try:
-            vae.decoder.forward = tiles.mine(usual)
-            alone(z, return_dict=return_dict)
-            vae.decoder.forward = tiles.all()
-            return alone(z, return_dict=return_dict)
-        finally:
-            vae.decoder.forward = usual
+    def together(*args: Any, **kwargs: Any) -> Any:
+        return _decode(decoder, partial(alone, *args, **kwargs), axis)
 
-    vae.tiled_decode = together
+    tiled._decode = together
     return True
 
 
-class _Tiles:
-    """Of one decode: what this rank has decoded, and the shapes of all, by their order."""
+class _Tiled(Protocol):
+    """What diffusers' VAEs have in common. `_decode` chooses the tiles and is private: a test tells when it moves."""
 
-    def __init__(self, vae: AutoencoderKL, axis: Axis) -> None:
-        self._axis = axis
-        self._channels = int(vae.config.out_channels)
-        self._factor = 2 ** (len(vae.config.block_out_channels) - 1)
-        self._shapes: list[torch.Size] = []
-        self._decoded: list[torch.Tensor] = []
-        self._nothing = torch.empty(0)
+    decoder: torch.nn.Module
+    _decode: Callable[..., Any]
 
-    def mine(self, decode: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A decoder of every `size`-th tile, and of zeros for the rest."""
-        self._shapes, self._decoded = [], []
 
-        def one(tile: torch.Tensor, *more: Any) -> torch.Tensor:
-            count, _, high, wide = tile.shape
-            shape = torch.Size((count, self._channels, high * self._factor, wide * self._factor))
-            self._shapes.append(shape)
-            self._nothing = tile.new_empty(0)
-            if (len(self._shapes) - 1) % self._axis.size != self._axis.index:
-                return tile.new_zeros(shape)
-            out = decode(tile, *more)
-            assert out.shape == shape, f"a tile of {list(tile.shape)} became {list(out.shape)}"
-            self._decoded.append(out.clone())  # blending writes into what it is given
-            return out
+@dataclass(frozen=True)
+class _Call:
+    """One question to a decoder: latents [B, C, (frames,) h, w], and what else it was given."""
 
-        return one
+    latents: torch.Tensor
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
-    def all(self) -> Callable[..., torch.Tensor]:
-        """A decoder that knows every tile already."""
-        known = iter(self._exchanged())
-        return lambda tile, *more: next(known)
+    def follows(self, other: _Call) -> bool:
+        """Whether it goes on with what the other has left in a cache."""
+        cache = self.kwargs.get("feat_cache")
+        return cache is not None and cache is other.kwargs.get("feat_cache")
 
-    def _exchanged(self) -> list[torch.Tensor]:
-        """All tiles in their order. They travel in rounds, one of each rank, filled up to the largest."""
-        size, found = self._axis.size, []
-        for start in range(0, len(self._shapes), size):
-            shapes = self._shapes[start : start + size]
-            longest = max(shape.numel() for shape in shapes)
-            turn = start // size
-            mine = self._decoded[turn] if turn < len(self._decoded) else self._nothing
-            sent = mine.new_zeros(longest)
-            sent[: mine.numel()] = mine.reshape(-1)
-            received = self._axis.all_gather(sent).view(size, longest)
-            found += [
-                flat[: shape.numel()].view(shape) for flat, shape in zip(received, shapes, strict=False)
-            ]
-        return found
+
+def _decode(decoder: torch.nn.Module, decode: Callable[[], Any], axis: Axis) -> Any:
+    usual: Decoder = decoder.forward
+    calls: list[_Call] = []
+
+    def note(latents: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(_Call(latents, args, kwargs))
+        return torch.zeros_like(latents)  # not the latents themselves: blending writes into what it is given
+
+    with _answering(decoder, note):
+        decode()
+    tiles = _tiles(calls)
+    if len(tiles) == 1:
+        return decode()
+    mine = {
+        number: [usual(call.latents, *call.args, **call.kwargs) for call in tile]
+        for number, tile in enumerate(tiles)
+        if number % axis.size == axis.index
+    }
+    answers = iter(_exchanged(tiles, mine, axis))
+    with _answering(decoder, lambda *args, **kwargs: next(answers)):
+        return decode()
+
+
+@contextmanager
+def _answering(decoder: torch.nn.Module, answer: Decoder) -> Iterator[None]:
+    usual = decoder.forward
+    decoder.forward = answer
+    try:
+        yield
+    finally:
+        decoder.forward = usual
+
+
+def _tiles(calls: Sequence[_Call]) -> list[list[_Call]]:
+    """The calls that one rank must make, in their order."""
+    tiles: list[list[_Call]] = []
+    for call in calls:
+        if tiles and call.follows(tiles[-1][-1]):
+            tiles[-1].append(call)
+        else:
+            tiles.append([call])
+    return tiles
+
+
+def _exchanged(
+    tiles: Sequence[Sequence[_Call]], mine: dict[int, list[torch.Tensor]], axis: Axis
+) -> list[torch.Tensor]:
+    """The answers to all calls; empties `mine`. Tiles travel in rounds, one of each rank, filled up to the longest."""
+    shapes = _shapes(tiles, mine, axis)
+    lengths = [sum(map(prod, tile)) for tile in shapes]
+    found: list[torch.Tensor] = []
+    for first in range(0, len(tiles), axis.size):
+        members = range(first, min(first + axis.size, len(tiles)))
+        sent = tiles[0][0].latents.new_zeros(max(lengths[number] for number in members))
+        own = [answer.reshape(-1) for answer in mine.pop(first + axis.index, ())]
+        if own:
+            sent[: lengths[first + axis.index]] = torch.cat(own)
+        for number, received in zip(members, axis.all_gather(sent).view(axis.size, -1), strict=False):
+            parts = received[: lengths[number]].split([prod(shape) for shape in shapes[number]])
+            found += [part.view(shape) for part, shape in zip(parts, shapes[number], strict=True)]
+    return found
+
+
+def _shapes(
+    tiles: Sequence[Sequence[_Call]], mine: Mapping[int, list[torch.Tensor]], axis: Axis
+) -> list[list[list[int]]]:
+    """Of each call's answer, by tile: who has it tells the others."""
+    latents = tiles[0][0].latents
+    rows = [
+        list(answer.shape)
+        for number, tile in enumerate(tiles)
+        for answer in mine.get(number, [torch.empty([0] * latents.ndim)] * len(tile))
+    ]
+    told = axis.all_gather(torch.tensor(rows, device=latents.device))
+    known = iter(told.view(axis.size, len(rows), latents.ndim).amax(0).tolist())
+    return [[next(known) for _ in tile] for tile in tiles]

@@ -12,8 +12,6 @@ import pytest
 import torch
 from saggar.engine import EngineConfig, Request, Unsupported
 from saggar.engine.memory.decode import spare_memory
-from saggar.engine.parallel.mesh import Axis
-from saggar.engine.parallel.tiles import share_tiles
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import floats
@@ -62,66 +60,6 @@ def test_ranks_share_the_tiles_of_a_decode(make_engine: MakeEngine, ranks: int) 
     for request in requests:
         one, other = alone.submit(request).result(60), together.submit(request).result(60)
         np.testing.assert_allclose(floats(other), floats(one), atol=1e-5, rtol=0)
-
-
-class Tile(torch.nn.Module):
-    """A decoder that counts its calls: each latent pixel becomes 2×2."""
-
-    calls = 0
-
-    def forward(self, tile: torch.Tensor, *more: object) -> torch.Tensor:
-        self.calls += 1
-        return tile.repeat_interleave(2, 2).repeat_interleave(2, 3)
-
-
-def tiled_vae() -> diffusers.AutoencoderKL:
-    vae = diffusers.AutoencoderKL(
-        latent_channels=3, block_out_channels=(4, 4), norm_num_groups=1, sample_size=8, use_post_quant_conv=False,
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
-    )  # fmt: skip
-    vae.decoder = Tile()
-    vae.enable_tiling()
-    return vae
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What a rank sends; the others seem to send the same."""
-    all_sent: list[torch.Tensor] = []
-
-    def gathered(axis: Axis, one: torch.Tensor) -> torch.Tensor:
-        all_sent.append(one)
-        return torch.cat([one] * axis.size)
-
-    monkeypatch.setattr(Axis, "all_gather", gathered)
-    return all_sent
-
-
-def test_a_rank_decodes_its_part_alone(sent: list[torch.Tensor]) -> None:
-    vae = tiled_vae()
-    z = torch.randn(1, 3, 9, 7)
-    expected = vae.decode(z).sample
-    whole = vae.decoder.calls
-    assert share_tiles(vae, Axis("all", 2, 0))
-    vae.decoder.calls = 0
-    found = vae.decode(z).sample
-    assert vae.decoder.calls == -(-whole // 2) == len(sent)
-    assert found.shape == expected.shape
-    assert torch.equal(found[:, :, :4, :4], expected[:, :, :4, :4])  # of the first tile, which is its own
-    assert not share_tiles(torch.nn.Identity(), Axis("all", 2, 0))
-    assert not share_tiles(vae, Axis("all"))
-
-
-def test_a_rank_for_which_no_tile_is_left_takes_part_in_the_exchange(sent: list[torch.Tensor]) -> None:
-    vae = tiled_vae()
-    z = torch.randn(1, 3, 5, 4)
-    expected = vae.decode(z).sample
-    whole = vae.decoder.calls
-    assert share_tiles(vae, Axis("all", whole + 1, whole))
-    vae.decoder.calls = 0
-    assert vae.decode(z).sample.shape == expected.shape
-    assert vae.decoder.calls == 0
-    assert len(sent) == 1
 
 
 class Plain:

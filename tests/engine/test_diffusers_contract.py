@@ -37,8 +37,13 @@ USED: dict[str, set[str]] = {
     "models/tiny/hunyuan_video15.py": {"_get_mllm_prompt_embeds"},
     "parallel/mesh.py": {"_c10d_functional"},
     "parallel/plans.py": {"_cp_plan"},
+    "parallel/tiles.py": {"_decode"},
     "platform/cuda_graphs.py": {"_pytree"},
 }
+VAES = [
+    getattr(diffusers, f"Autoencoder{kind}")
+    for kind in ("KL", "KLFlux2", "KLQwenImage", "KLWan", "KLHunyuanVideo15", "KLLTX2Video", "DC", "Oobleck")
+]
 LIBRARIES = ("diffusers", "transformers", "torch")
 OURS = {"_hook", "_placement", "_pipe"}  # of objects of this package
 PYTHONS = {"_exit", "_name_", "_value_"}
@@ -83,6 +88,7 @@ def test_private_names_are_touched_where_they_are_known() -> None:
         (Flux2ImageProcessor, {"_resize_if_exceeds_area"}),
         (diffusers.LTX2Pipeline, USED["models/ltx2_decode.py"]),
         (diffusers.QwenImageLayeredPipeline, USED["models/qwen_image_layered.py"]),
+        *((vae, USED["parallel/tiles.py"]) for vae in VAES),
         (diffusers.HunyuanVideo15Pipeline, USED["models/tiny/hunyuan_video15.py"]),
     ],
 )
