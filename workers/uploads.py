@@ -14,7 +14,11 @@ _NOT_MEDIA = ("", "SVG", "HTML")
 
 
 class FileError(ConfigError):
-    """A local file that cannot be an input."""
+    """A local file that cannot be an input; `problem` says why, `allowed` what can."""
+
+    def __init__(self, problem: str, allowed: str = "") -> None:
+        super().__init__(f"{problem} (allowed: {allowed})" if allowed else problem)
+        self.problem, self.allowed = problem, allowed
 
 
 def workers_store(url: str | None) -> Storage:
@@ -38,7 +42,7 @@ def check_file(path: Path, kind: str | None = None) -> None:
     if form in _NOT_MEDIA:
         raise FileError(f"{path}: neither a picture nor a video nor a sound, so it is not uploaded")
     if kind is not None and form not in TAKEN[kind]:
-        raise FileError(f"{path}: {form} is no file for inputs.{kind} (allowed: {', '.join(TAKEN[kind])})")
+        raise FileError(f"{path}: {form} is no file for inputs.{kind}", ", ".join(TAKEN[kind]))
 
 
 def uri_of(value: str, storage: Storage, kind: str) -> str:
@@ -50,7 +54,7 @@ def uri_of(value: str, storage: Storage, kind: str) -> str:
     return put_upload(storage, Path(value))
 
 
-def planned_uri(path: Path, storage: Storage) -> str:
+def planned_uri(path: Path, storage: Storage, kind: str) -> str:
     """What `uri_of` will give; nothing is sent. Raises FileError."""
-    check_file(path)
+    check_file(path, kind)
     return storage.uri(upload_key(path))

@@ -222,7 +222,7 @@ def test_what_is_no_picture_is_not_sent_away(name: str, tmp_path: Path) -> None:
             lambda _: card,
             lambda: LocalStorage(tmp_path / "s"),
         )
-        assert "line 2: inputs: " in manifest.complaint()
+        assert "line 2: inputs.image: " in manifest.complaint()
         assert "(allowed: files that are there: pictures, videos, sounds)" in manifest.complaint()
         assert manifest.upload() == 0
 

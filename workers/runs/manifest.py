@@ -28,7 +28,7 @@ PRAGMA synchronous = OFF;
 CREATE TABLE jobs (n INTEGER PRIMARY KEY, id TEXT UNIQUE, job TEXT);
 CREATE TABLE bad (line INTEGER, reason TEXT);
 CREATE TABLE known (id TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE files (path TEXT PRIMARY KEY, uri TEXT) WITHOUT ROWID;
+CREATE TABLE files (path TEXT, kind TEXT, uri TEXT, PRIMARY KEY (path, kind)) WITHOUT ROWID;
 """
 
 
@@ -81,21 +81,23 @@ class Manifest:
     def upload(self) -> int:
         """Puts the local files that rows name into the store, those that are not there. How many rows' files there are.
         Raises OSError, StorageError."""
-        files = self._db.execute("SELECT path FROM files").fetchall()
+        files = self._db.execute("SELECT DISTINCT path FROM files").fetchall()
         for (path,) in files:
             put_upload(self._uploads(), Path(path))
         return len(files)
 
-    def _named(self, path: Path) -> str:
-        """As Columns.named; each file is read once."""
-        found = self._db.execute("SELECT uri FROM files WHERE path = ?", (str(path),)).fetchone()
+    def _named(self, path: Path, kind: str) -> str:
+        """As Columns.named; a file is read once for each kind of input that it is."""
+        known = (str(path), kind)
+        found = self._db.execute("SELECT uri FROM files WHERE path = ? AND kind = ?", known).fetchone()
         if found is not None:
             return str(found[0])
         try:
-            uri = planned_uri(path, self._uploads())
+            uri = planned_uri(path, self._uploads(), kind)
         except FileError as error:
-            raise InvalidJob("inputs", str(error), "files that are there: pictures, videos, sounds") from None
-        self._db.execute("INSERT INTO files VALUES (?, ?)", (str(path), uri))
+            allowed = error.allowed or "files that are there: pictures, videos, sounds"
+            raise InvalidJob(f"inputs.{kind}", error.problem, allowed) from None
+        self._db.execute("INSERT INTO files VALUES (?, ?, ?)", (*known, uri))
         return uri
 
     @property

@@ -30,12 +30,12 @@ _MOST_UNUSED = 100
 @dataclass
 class Columns:
     """Which column means what. `mapped`: source -> field; `params`: the parameters that the models have; `named`
-    gives the URI that a job has for a local file; `unused` collects the columns that mean nothing."""
+    gives the URI of a local file for a kind of input; `unused` collects the columns that mean nothing."""
 
     mapped: Mapping[str, str] = field(default_factory=dict)
     params: frozenset[str] = frozenset()
     folder: Path = Path()
-    named: Callable[[Path], str] = Path.as_uri
+    named: Callable[[Path, str], str] = lambda path, kind: path.as_uri()
     unused: dict[str, None] = field(default_factory=dict)
 
     def row(self, record: Mapping[str, object], *, text: bool = False) -> Row:
@@ -60,8 +60,9 @@ class Columns:
         return name in plain or name.startswith(("params.", "inputs.", "output."))
 
     def _value(self, target: str, value: object, text: bool) -> object:
-        if target.removeprefix("inputs.") in INPUTS:
-            return self._uris(value)
+        kind = target.removeprefix("inputs.")
+        if kind in INPUTS:
+            return self._uris(kind, value)
         if target == "id" and isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if not text or not isinstance(value, str) or target in _TEXT:
@@ -70,16 +71,16 @@ class Columns:
             return [tag.strip() for tag in value.split(",")]
         return parse_value(value)
 
-    def _uris(self, value: object) -> object:
+    def _uris(self, kind: str, value: object) -> object:
         """A path means a file beside the manifest."""
         if isinstance(value, dict) and isinstance(
             value.get("path"), str
         ):  # an image of `datasets`, not decoded
             value = value["path"]
         if isinstance(value, list):
-            return [self._uris(one) for one in value]
+            return [self._uris(kind, one) for one in value]
         if isinstance(value, str) and "://" not in value:
-            return self.named((self.folder / value).resolve())
+            return self.named((self.folder / value).resolve(), kind)
         return value
 
     def with_files(self, row: Row) -> Row:
@@ -87,7 +88,8 @@ class Columns:
         inputs = row.get("inputs")
         if not isinstance(inputs, dict):
             return row
-        return {**row, "inputs": {kind: self._uris(value) for kind, value in inputs.items()}}
+        known = {kind: self._uris(kind, value) for kind, value in inputs.items() if kind in INPUTS}
+        return {**row, "inputs": {**inputs, **known}}
 
 
 def check_manifest(path: Path) -> None:

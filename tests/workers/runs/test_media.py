@@ -57,10 +57,16 @@ def test_local_pictures_of_a_manifest_go_up_once(tmp_path: Path, noop: Path) -> 
 
 def test_a_bad_local_file_is_told_before_anything_starts_to_run(tmp_path: Path, noop: Path) -> None:
     (tmp_path / "page.html").write_text("<html>")
-    rows = [{"prompt": "p", "task": "i2i", "inputs": {"image": [name]}} for name in ("page.html", "none.png")]
+    (tmp_path / "tone.wav").write_bytes(b"RIFF\x24\0\0\0WAVEfmt ")
+    names = ("page.html", "none.png", "tone.wav")
+    rows = [{"prompt": "p", "task": "i2i", "inputs": {"image": [name]}} for name in names]
     status, said = run(manifest(tmp_path / "p.jsonl", rows), noop, tmp_path / "out")
     assert status != 0
-    assert "line 1: inputs: " in said and "line 2: inputs: " in said
+    assert "line 1: inputs.image: " in said and "line 2: inputs.image: " in said
+    assert (
+        "line 3: inputs.image: " in said
+        and "tone.wav: WAV is no file for inputs.image (allowed: PNG, " in said
+    )
     assert "Traceback" not in said
 
 
