@@ -26,6 +26,7 @@ _TYPES = {
     "float": "a number",
     "bool": "true or false",
     "list": "a list",
+    "tuple": "a list",
     "dict": "an object",
     "model": "an object",
     "model_type": "an object",

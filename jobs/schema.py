@@ -85,6 +85,11 @@ def _check_uri(value: object) -> str:
     return value
 
 
+def _as_tuple(value: object) -> object:
+    """A list, in strict mode too; whatever else is no tuple is refused."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _check_prefix(value: object) -> str:
     allowed = (
         "a relative path such as runs/cats of at most 256 characters; its parts have at most 200 of letters, "
@@ -119,7 +124,8 @@ Uri = Annotated[str, BeforeValidator(_check_uri)]
 Tag = Annotated[str, _text(_TAG, "1 to 64 letters, digits and . _ : = / -", 64)]
 Time = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_check_time)]
 Text = Annotated[str, AfterValidator(_check_unicode)]
-Uris = Annotated[list[Uri], Field(max_length=16)]
+# Tuples: then `Inputs` can be hashed, and pydantic gives all jobs without files one default instead of a deep copy.
+Uris = Annotated[tuple[Uri, ...], Field(max_length=16), BeforeValidator(_as_tuple)]
 
 
 class _Part(BaseModel):
@@ -131,10 +137,10 @@ class _Part(BaseModel):
 class Inputs(_Part):
     """URIs of what the job starts from, by kind, in order."""
 
-    image: Uris = []
-    mask: Uris = []
-    audio: Uris = []
-    video: Uris = []
+    image: Uris = ()
+    mask: Uris = ()
+    audio: Uris = ()
+    video: Uris = ()
 
 
 class Lora(_Part):

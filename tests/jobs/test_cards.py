@@ -188,7 +188,7 @@ def test_a_task_takes_so_many_files_of_a_kind() -> None:
         return make_job(task=task, inputs=inputs)
 
     one = "s3://bucket/a.png"
-    assert check_job(job("edit", image=[one, one]), taken).inputs.image == [one, one]
+    assert check_job(job("edit", image=[one, one]), taken).inputs.image == (one, one)
     for task, field, inputs in (
         ("edit", "inputs.image", {}),
         ("edit", "inputs.image", {"image": [one] * 3}),

@@ -81,3 +81,14 @@ def test_what_people_ask_for_is_not_in_the_repr() -> None:
 def test_errors_travel_between_processes(error: Exception) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_jobs_without_files_share_inputs_that_nobody_can_change() -> None:
+    assert make_job().inputs is make_job().inputs
+    assert hash(make_job(inputs={"image": ["s3://b/k"]}).inputs), "as nothing in it can be"
+
+
+@pytest.mark.parametrize("uris", ["s3://b/k", {"s3://b/k"}, None, {"s3://b/k": 1}])
+def test_uris_are_a_list(uris: object) -> None:
+    with pytest.raises(InvalidJob, match=r"inputs.image: has the wrong type \(allowed: a list\)"):
+        make_job(inputs={"image": uris})

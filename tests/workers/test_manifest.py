@@ -177,7 +177,7 @@ def test_pictures_lie_beside_the_manifest(tmp_path: Path) -> None:
     with Manifest() as manifest:
         manifest.read(tmp_path / "a.csv", expansion(), Columns({}, PARAMS), lambda _: card)
         assert [job.inputs.image for job in jobs(manifest)] == [
-            [(tmp_path / "img/1.png").as_uri()], ["s3://b/2.png"],
+            ((tmp_path / "img/1.png").as_uri(),), ("s3://b/2.png",),
         ]  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_local_files_get_the_uris_that_an_upload_will_give_them(tmp_path: Path) 
         assert list(store.list("")) == [], "nothing is sent before all rows are good"
         assert manifest.upload() == 3
     assert first.inputs.image == second.inputs.image != first.inputs.mask
-    assert third.inputs.image == ["s3://b/k.png"]
+    assert third.inputs.image == ("s3://b/k.png",)
     assert [store.uri(info.key) for info in store.list("uploads/")] == sorted(
         [*first.inputs.image, *first.inputs.mask]
     )
