@@ -88,10 +88,7 @@ class SDXL(FromImage[SDXLParams]):
     sequence_plan = SequencePlan(
         {f"{place}.transformer_blocks.*.attn1": ("image",) for place in ATTENTIONS}
         | {f"{place}.transformer_blocks.*.attn2": () for place in ATTENTIONS},
-        splits={
-            f"{place}.transformer_blocks.0": {"hidden_states": Split(1, stream="image")}
-            for place in ATTENTIONS
-        },
+        splits={f"{place}.proj_in": {"input": Split(1, stream="image")} for place in ATTENTIONS},
         gathers={f"{place}.proj_out": Gather(1) for place in ATTENTIONS},
     )
 

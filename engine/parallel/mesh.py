@@ -134,7 +134,7 @@ def lines(degrees: Degrees, axis: str) -> list[tuple[int, ...]]:
 
 def shares(length: int, parts: int) -> tuple[int, ...]:
     """How many of `length` things each of `parts` gets: as even as can be, the first ones get the rest."""
-    least, rest = divmod(length, parts)
+    least, rest = length // parts, length % parts  # a compiler follows these, and no divmod
     return tuple(least + (part < rest) for part in range(parts))
 
 

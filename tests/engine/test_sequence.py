@@ -197,3 +197,16 @@ def test_two_chunks_without_any_key_merge_to_nothing_and_not_to_a_nan() -> None:
     q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 0, 1, 8)
     out, lse = merge(*kernel.run_lse(q, k, k), *kernel.run_lse(q, k, k))
     assert (out == 0).all() and (lse == -torch.inf).all()
+
+
+def test_a_compiler_follows_lengths_that_change() -> None:
+    """The levels of a UNet have one each, and its blocks one compiled form."""
+    streams = Streams()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x[: streams.shares("image", 3)[0]]
+
+    for length, share_of_first in ((7, 3), (10, 4), (11, 4), (2, 1)):
+        streams.lengths["image"] = length
+        assert len(first(torch.zeros(length))) == share_of_first
