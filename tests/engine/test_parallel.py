@@ -136,6 +136,7 @@ SMALLEST = {
     ),
     "wan-a14b": 16,
     "hunyuan-video15": 16,
+    "sdxl": 8,
     "sana": 32,
     "ltx2": 32,
 }
