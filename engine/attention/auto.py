@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -206,9 +205,10 @@ class Calibration:
         """To this machine's, beside those of others; the file appears whole or not at all."""
         everything = {**self._all(), self._machine: {**self.read(), **table}}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
-            json.dump(everything, file, indent=2, sort_keys=True)
-        os.replace(file.name, self._path)
+        with tempfile.TemporaryDirectory(dir=self._path.parent, prefix=".calibration-") as folder:
+            written = Path(folder) / "table.json"
+            written.write_text(json.dumps(everything, indent=2, sort_keys=True))
+            written.replace(self._path)
 
     def _all(self) -> dict[str, dict[str, str]]:
         if not self._path.exists():

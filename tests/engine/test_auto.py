@@ -111,6 +111,18 @@ def test_files_keep_each_machines_table(tmp_path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
+def test_a_table_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        Calibration(tmp_path / "table.json", "one").add({})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"one": 3}', '{"one": {"x": "flex"}}'])
 def test_a_file_of_something_else_is_said(tmp_path: Path, text: str) -> None:
     path = tmp_path / "attention.json"
