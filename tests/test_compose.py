@@ -76,7 +76,10 @@ def test_secrets_have_no_default(tmp_path: Path) -> None:
     (tmp_path / "env").write_text("COMPOSE_PROFILES=cpu\n")
     done = compose("config", env_file=tmp_path / "env")
     assert done.returncode != 0
-    assert "copy .env.example to .env" in done.stderr
+    assert "copy .env.example to .env" in done.stderr  # of the first that it meets, in no order
+    assert not re.findall(r"\$\{\w+:?\?\}", (ROOT / "compose.yaml").read_text()), (
+        "a variable without the hint"
+    )
 
 
 def test_the_example_names_every_setting() -> None:
@@ -223,6 +226,18 @@ class LocalStack:
             last = done.stdout + done.stderr
         raise AssertionError(f"{service} is not healthy: {last!r}, its log: {self.log(name or service)}")
 
+    def wait_healthy_even_if_it_spins(self, service: str) -> None:
+        """For SeaweedFS, whose binary (4.48, Go 1.27.1) now and then spins for ever in its runtime's `unlock2`: one
+        that has not got healthy in a minute is started a second time.
+        """
+        try:
+            self.wait_healthy(service, timeout_s=60)
+        except AssertionError as stuck:
+            print(stuck)
+            self.processes.pop(service).kill()
+            self.start(service)
+            self.wait_healthy(service)
+
     def stop(self, name: str, service: str | None = None) -> int:
         """SIGTERM, and the exit status; AssertionError when it takes longer than its grace period."""
         process = self.processes.pop(name)
@@ -280,8 +295,8 @@ def stack(tmp_path: Path) -> Iterator[LocalStack]:
 def test_every_service_starts_gets_healthy_and_stops(stack: LocalStack) -> None:
     for service in ("redis", "s3"):
         stack.start(service)
-    for service in ("redis", "s3"):
-        stack.wait_healthy(service)
+    stack.wait_healthy("redis")
+    stack.wait_healthy_even_if_it_spins("s3")
     assert stack.start("bucket").wait(60) == 0, stack.log("bucket")
     stack.processes.pop("bucket")
 

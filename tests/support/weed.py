@@ -62,9 +62,18 @@ class S3Server:
         }
 
     def start(self, timeout_s: float = 60.0) -> None:
-        """Start the process and wait until a PUT succeeds; RuntimeError with the log's end if it does not."""
+        """Start the process and wait until a PUT succeeds; RuntimeError or TimeoutError, with the log's end, if not.
+
+        A second time if need be: the binary (4.48, Go 1.27.1) now and then spins for ever in its runtime's `unlock2`.
+        """
         if self._process is not None:
             raise RuntimeError("the S3 server runs already")
+        try:
+            self._start(timeout_s)
+        except TimeoutError:
+            self._start(timeout_s)
+
+    def _start(self, timeout_s: float) -> None:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self._write_identities()
         with (self.folder / "output.log").open("ab") as log:
@@ -164,7 +173,7 @@ class S3Server:
             except (BotoCoreError, ClientError) as error:
                 reason = error
             time.sleep(0.1)
-        raise RuntimeError(f"no PUT succeeded within {timeout_s} s ({reason}): {self._log_end()}")
+        raise TimeoutError(f"no PUT succeeded within {timeout_s} s ({reason}): {self._log_end()}")
 
     def _make_bucket(self, client: S3Client) -> None:
         with suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
