@@ -65,7 +65,7 @@ class Family(ABC, Generic[T, P, S]):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.schema: JsonSchema = schema_of(self.Params, self.narrowing(), settings=checkpoint.narrowing)
+        self.schema: JsonSchema = schema_of(self.Params, *self.narrowings(), settings=checkpoint.narrowing)
         self.limits: dict[str, int] = {**LIMITS, **checkpoint.limits}
         self.counters: dict[str, int] = {}
         self.spread: Spread[T] = Alone()
@@ -75,6 +75,10 @@ class Family(ABC, Generic[T, P, S]):
     def narrowing(self) -> Narrowing:
         """Schema words that this checkpoint's configuration decides: default size, grid."""
         return {}
+
+    def narrowings(self) -> tuple[Narrowing, ...]:
+        """All of them in order: before the family's own those that a base has for its families."""
+        return (self.narrowing(),)
 
     def validate(self, request: Request) -> Request:
         """The request with all parameters filled in. InvalidRequest names the field."""

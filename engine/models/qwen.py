@@ -19,7 +19,6 @@ from saggar.engine.models.packed import PackedFamily
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import DrawnParams
 from saggar.engine.parallel.plans import SequencePlan
-from saggar.engine.params import Narrowing
 from saggar.engine.platform.base import Placement
 from saggar.engine.request import Request
 
@@ -48,11 +47,6 @@ class QwenFamily(PackedFamily[Q]):
     masks: ClassVar = {"joint": "keys"}
     batch_fields: ClassVar[tuple[str, ...]] = ("height", "width")
     longest_text = LONGEST_TEXT
-
-    def narrowing(self) -> Narrowing:
-        """A schedule that is stretched to its end has two steps: with one, diffusers divides nothing by nothing."""
-        steps = {"minimum": 2} if self.checkpoint.config("scheduler").get("shift_terminal") else {}
-        return {**super().narrowing(), "num_inference_steps": steps}
 
     def branches_of(self, params: Q, request: Request) -> tuple[str, ...]:
         """A second forward only for true guidance."""

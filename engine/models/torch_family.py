@@ -10,6 +10,7 @@ from saggar.engine.media import Media
 from saggar.engine.models.base import Family, grouped
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
+from saggar.engine.params import Narrowing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +41,12 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
 
     pipeline: str
     loaded_as: ClassVar[Mapping[str, str]] = {}
+
+    def narrowings(self) -> tuple[Narrowing, ...]:
+        """A schedule that is stretched to its end has two steps: with one, diffusers divides nothing by nothing."""
+        has_one = "scheduler" in self.checkpoint.components
+        stretched = has_one and self.checkpoint.config("scheduler").get("shift_terminal")
+        return ({"num_inference_steps": {"minimum": 2}} if stretched else {}, *super().narrowings())
 
     def load(self, placement: Placement) -> None:
         """The pipeline's parts on the rank's device."""

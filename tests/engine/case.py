@@ -42,7 +42,7 @@ class Case:
     guided: parameters that ask for classifier-free guidance. scale: the parameter that is its strength.
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
     negative: whether the pipeline takes a negative prompt at all.
-    mixed_sizes: whether rows of unlike sizes share a forward.
+    mixed_sizes: whether rows of unlike sizes share a forward. fewest: the least steps.
     small: parameters of a small size. wide: another size than the usual one; another: parameters of another batch key
     where they are not height and width.
     plain: what the plain pipeline's call needs besides.
@@ -76,6 +76,7 @@ class Case:
     empty_is_none: bool = True
     negative: bool = True
     mixed_sizes: bool = False
+    fewest: int = 1
     wide: tuple[int, int] = (40, 72)
     small: Mapping[str, Any] = field(default_factory=lambda: {"height": 32, "width": 32})
     another: Mapping[str, Any] | None = None

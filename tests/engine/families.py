@@ -80,6 +80,7 @@ QWEN_IMAGE = Case(
     other_scale="true_cfg_scale",
     empty_is_none=False,
     unlike={"true_cfg_scale": 1.0, "max_sequence_length": 4},
+    fewest=2,
 )
 Z_IMAGE = Case(
     "z-image",

@@ -47,6 +47,7 @@ LTX2 = Case(
     brief=True,
     strip=2,
     wide=(32, 96),
+    fewest=2,
     unlike={
         "guidance_scale": 1.0,
         "audio_guidance_scale": 1.0,

@@ -184,6 +184,17 @@ def distance(some: Sequence[Media], others: Sequence[Media]) -> float:
     return max(float(np.abs(one.astype(np.float64) - other).max()) for one, other in pairs)
 
 
+def mean_distance(some: Sequence[Media], others: Sequence[Media]) -> float:
+    """The mean difference of the numbers of that medium which differs most."""
+    pairs = zip(arrays(some), arrays(others), strict=True)
+    return max(float(np.abs(one.astype(np.float64) - other).mean()) for one, other in pairs)
+
+
+def spread(media: Sequence[Media]) -> float:
+    """The standard deviation of that medium's numbers which has least."""
+    return min(float(one.std()) for one in arrays(media))
+
+
 def _array(one: Media) -> np.ndarray:
     assert isinstance(one, np.ndarray)
     return one

@@ -109,7 +109,7 @@ def sd3(models: Models, tmp_path: Path) -> Path:
         (a_dangling_link, r"vae: \S+ is a link to nothing: copy or fetch it again"),
         (damaged_json, r"transformer/config\.json: .*"),
         (a_damaged_tokenizer, "tokenizer: .*"),
-        (a_damaged_scheduler, "scheduler: .*"),
+        (a_damaged_scheduler, r"scheduler_config\.json: Expecting value"),
         (unknown_component_class, "component vae: diffusers has no class AutoencoderXYZ"),
     ],
 )
@@ -267,10 +267,16 @@ def test_without_a_table_of_sizes_there_is_no_resolution_binning(models: Models,
         family.validate(binned)
 
 
-def test_a_schedule_that_is_stretched_to_its_end_has_two_steps(models: Models) -> None:
-    family = open_family(str(models("qwen-image")))
+@pytest.mark.parametrize("name", ["qwen-image", "ltx2", "flux"])
+def test_a_schedule_that_is_stretched_to_its_end_has_two_steps(
+    models: Models, tmp_path: Path, name: str
+) -> None:
+    folder = Path(shutil.copytree(models(name), tmp_path / name))
+    path = folder / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"shift_terminal": 0.1}))
+    family = open_family(str(folder))
     with pytest.raises(InvalidRequest, match=r"params\.num_inference_steps: 1 is out of range"):
-        family.validate(Request("a", "x", params={"num_inference_steps": 1}))
+        family.validate(Request("a", "x", task=family.tasks[0], params={"num_inference_steps": 1}))
 
 
 def test_an_instruction_is_no_longer_than_a_prompt(models: Models) -> None:
