@@ -134,7 +134,8 @@ class Book:
         lines = {row.id: row for row in report.rows}
         self._rank_counters[replica] = report.counters
         endings = self.expire(time.monotonic())
-        del self._under_way[replica]
+        if self._under_way.pop(replica, None) is None:
+            return endings  # everything was ended while the ranks worked
         for request_id in plan.run:
             live = self._lives[request_id]
             outcome = self._outcome(live, lines.get(request_id))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
+from saggar.engine.checks import check_count, check_kind, check_number
 from saggar.engine.choices import Choice, checked
 from saggar.engine.degrees import Degrees, refuse
 from saggar.engine.errors import Unsupported
@@ -17,6 +19,9 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Pixels = Literal["uint8", "float32"]
 
 
+_TIMES = ("admission_wait_s", "admission_quiet_s", "reservation_hold_s", "age_bound_s", "warmup_limit_s")
+
+
 @dataclass(frozen=True)
 class WarmUp:
     """One kind of request that a rank runs before it says that it is ready: shape and guidance by `params`."""
@@ -24,6 +29,12 @@ class WarmUp:
     params: Mapping[str, ParamValue] = field(default_factory=dict)
     rows: int = 1
     negative_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        check_kind("warmup.params", self.params, Mapping, "a mapping")
+        check_count("warmup.rows", self.rows)
+        if self.negative_prompt is not None:
+            check_kind("warmup.negative_prompt", self.negative_prompt, str, "a text or None")
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,8 @@ class Patience:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise Unsupported(f"patience.{name} must be above 0, not {value}")
+            check = check_count if name == "failures" else partial(check_number, above=True)
+            check(f"patience.{name}", value)
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,10 @@ class Nodes:
     key_file: str | None = None
 
     def __post_init__(self) -> None:
-        if self.count < 2:
-            raise Unsupported(f"nodes.count must be at least 2, not {self.count}")
+        check_count("nodes.count", self.count, 2)
+        check_kind("nodes.address", self.address, str, "host:port")
+        if self.key_file is not None:
+            check_kind("nodes.key_file", self.key_file, str, "a path as text or None")
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise Unsupported(f"nodes.address must be host:port, not {self.address!r}")
@@ -84,6 +97,21 @@ class Nodes:
     def port(self) -> int:
         """Where node 0 listens."""
         return int(self.address.rpartition(":")[2])
+
+
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    ("model", str, "a text"),
+    ("device", str, "auto, cpu, cuda or cuda:N"),
+    ("calibration_file", str, "a path as text"),
+    ("warmup", tuple, "a tuple of WarmUp"),
+    ("attention", Mapping, "a mapping of roles to kernels"),
+    ("patience", Patience, "a Patience"),
+    *((name, bool, "true or false") for name in ("vae_slicing", "vae_tiling", "compile", "cuda_graphs")),
+)
+_KINDS_OR_NONE: tuple[tuple[str, type, str], ...] = (
+    ("worker_extension", str, "a dotted name"),
+    ("nodes", Nodes, "a Nodes"),
+)
 
 
 @dataclass(frozen=True)
@@ -155,33 +183,24 @@ class EngineConfig:
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._check_choices()
+        for name in ("ulysses", "ring", "cfg", "max_batch", "pass_limit", "decode_rows", "replicas"):
+            check_count(name, getattr(self, name))
+        check_count("ranks", self.ranks, 0)
         if not self.ranks:
             object.__setattr__(self, "ranks", self.degrees.size)
-        for name in ("max_batch", "pass_limit", "decode_rows", "ranks", "replicas"):
-            if getattr(self, name) < 1:
-                raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in (
-            "admission_wait_s",
-            "admission_quiet_s",
-            "reservation_hold_s",
-            "age_bound_s",
-            "warmup_limit_s",
-            "prompt_cache_mb",
-        ):
-            if not getattr(self, name) >= 0:
-                raise Unsupported(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in _TIMES:
+            check_number(name, getattr(self, name))
+        check_count("prompt_cache_mb", self.prompt_cache_mb, 0)
         for name in ("max_cost", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise Unsupported(f"{name} must be at least 1 or None, not {value}")
+            check_count(name, getattr(self, name), or_none=True)
+        check_number("ageing_s", self.ageing_s, above=True)
         checked(self.attention)
         self.degrees.check_ranks(self.ranks)
         if self.ranks > 1 and self.executor == "local":
             raise refuse(f"the local executor has one rank, not {self.ranks}")
         self._check_nodes()
-        if not self.ageing_s > 0:
-            raise Unsupported(f"ageing_s must be above 0, not {self.ageing_s}")
 
     @property
     def kernels(self) -> Mapping[str, Choice]:
@@ -197,6 +216,16 @@ class EngineConfig:
     def ranks_per_node(self) -> int:
         """How many ranks of a group one machine has."""
         return self.ranks // (self.nodes.count if self.nodes else 1)
+
+    def _check_kinds(self) -> None:
+        """Of what is neither a choice nor a number."""
+        for name, kind, said in _KINDS:
+            check_kind(name, getattr(self, name), kind, said)
+        for name, kind, said in _KINDS_OR_NONE:
+            if getattr(self, name) is not None:
+                check_kind(name, getattr(self, name), kind, f"{said} or None")
+        for one in self.warmup:
+            check_kind("warmup", one, WarmUp, "a tuple of WarmUp")
 
     def _check_nodes(self) -> None:
         if self.nodes is None:

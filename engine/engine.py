@@ -5,6 +5,7 @@ It knows no model and no device; with the `multiproc` executor its process never
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from types import TracebackType
 
 from saggar.engine.book import Book
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import EngineClosed, Unsupported, WorkerDied
+from saggar.engine.errors import EngineClosed, InvalidRequest, Unsupported, WorkerDied
 from saggar.engine.executor import make_executor
 from saggar.engine.executor.base import Executor, Health
 from saggar.engine.handle import Handle, Reservation, Stream
@@ -39,6 +40,7 @@ class Engine:
         self, config: EngineConfig, family: AnyFamily, executors: Sequence[Executor], scheduler: Scheduler
     ) -> None:
         self.config = config
+        self._pid = os.getpid()
         self._family = family
         readies = _start_all(executors)
         numerics = readies[0].numerics
@@ -84,11 +86,13 @@ class Engine:
 
     def validate(self, request: Request) -> Request:
         """The request with its parameters filled in. InvalidRequest names the field and what is allowed."""
+        if not isinstance(request, Request):
+            raise InvalidRequest("request", f"{type(request).__name__} was given", "a Request")
         return self._family.validate(request)
 
     def batch_key(self, request: Request) -> str:
         """What requests must share to run together. InvalidRequest as in `validate`."""
-        return self._family.batch_key(self._family.validate(request))
+        return self._family.batch_key(self.validate(request))
 
     def submit(
         self, request: Request, *, reservation: Reservation | None = None, on_event: OnEvent | None = None
@@ -100,13 +104,18 @@ class Engine:
         """
         return self._enter([request], reservation, on_event)[0]
 
-    def generate(self, requests: Sequence[Request], progress: bool = False) -> list[Output]:
+    def generate(self, requests: Iterable[Request], progress: bool = False) -> list[Output]:
         """Run all and wait; outputs in the order of the requests. Raises the first error, after all have
-        ended.
+        ended. A wait that is interrupted, by Ctrl-C for one, cancels them.
         """
-        bar = Bar(len(requests), progress)
-        handles = self._enter(requests, None, bar)
-        errors = [handle.wait() for handle in handles]
+        wanted = list(requests)
+        handles = self._enter(wanted, None, Bar(len(wanted), progress))
+        try:
+            errors = [handle.wait() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
         for error in errors:
             if error is not None:
                 raise error
@@ -128,8 +137,12 @@ class Engine:
 
     def reserve(self, key: str, rows: int) -> Reservation:
         """Announce rows of a key: they are counted in `room`, and the batch of the key is held open for
-        them.
+        them. InvalidRequest: they are none.
         """
+        if not isinstance(key, str):
+            raise InvalidRequest("key", f"{type(key).__name__} was given", "a batch key")
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise InvalidRequest("rows", f"{rows!r} was given", "an integer, at least 1")
         with self._hub.lock:
             announced = self._hub.scheduler.reserve(key, rows, time.monotonic())
             self._hub.seats_taken()
@@ -141,7 +154,7 @@ class Engine:
             return self._hub.room()
 
     def on_room(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread, whenever `room().seats` has grown."""
+        """Call back, from any thread, whenever `room().seats` has grown. What it raises is logged."""
         self._hub.watch_room(callback)
 
     # -- the engine as a whole
@@ -178,8 +191,11 @@ class Engine:
         self, method: str, *args: object, timeout_s: float | None = None, rank: int | None = None
     ) -> list[object]:
         """Call a method of the ranks' extension between two plans: of all, one result a rank, or of one, counted
-        through all replicas. TimeoutError: its time was over, and what had not begun never will.
+        through all replicas. TimeoutError: its time was over, and what had not begun never will. Unsupported: no such
+        method or rank, or arguments that cannot travel.
         """
+        if not isinstance(method, str):
+            raise Unsupported(f"a method's name is a text, not {type(method).__name__}")
         end = None if timeout_s is None else time.monotonic() + timeout_s
         with self._hub.lock:
             if self._hub.over is not None:
@@ -204,7 +220,10 @@ class Engine:
         """End everything: what has not ended gets EngineClosed at the next border. Again: nothing happens.
 
         From a callback, in one of the engine's own threads, it returns at once, and the end comes after the callback's.
+        In a fork nothing happens: the ranks are its parent's.
         """
+        if os.getpid() != self._pid:
+            return
         hub = self._hub
         with hub.lock:
             hub.over = hub.over or EngineClosed("the engine was closed")
@@ -234,6 +253,8 @@ class Engine:
     def _enter(
         self, requests: Sequence[Request], reservation: Reservation | None, on_event: OnEvent | None
     ) -> list[Handle]:
+        if os.getpid() != self._pid:
+            raise EngineClosed("the engine belongs to the process that this one is a fork of")
         hub = self._hub
         checked = [self.validate(request) for request in requests]
         handles = []
@@ -259,8 +280,8 @@ class Engine:
             return [
                 loop.call(Call(method, args)) for loop in self._loops if loop.replica not in self._hub.gone
             ]
-        if not 0 <= rank < ranks * len(self._loops):
-            raise Unsupported(f"there is no rank {rank}, but {ranks * len(self._loops)}")
+        if not isinstance(rank, int) or not 0 <= rank < ranks * len(self._loops):
+            raise Unsupported(f"there is no rank {rank!r}, but {ranks * len(self._loops)}")
         if rank // ranks in self._hub.gone:
             raise WorkerDied(self._hub.troubles[rank // ranks])
         return [self._loops[rank // ranks].call(Call(method, args, rank % ranks))]

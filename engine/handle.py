@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +18,7 @@ from saggar.engine.errors import EngineError
 from saggar.engine.request import EngineEvent, Output
 from saggar.engine.sched.base import Announced
 
+log = logging.getLogger(__name__)
 STREAM_EVENTS = 64
 _LAST = ("output", "error")
 _LOSSY = ("step", "preview")
@@ -122,8 +124,17 @@ class Handle:
         return self._future.done()
 
     def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
-        """Call back once the request has ended, in the engine's thread: be brief. At once if it has."""
-        self._future.add_done_callback(lambda _: callback(self))
+        """Call back once the request has ended, in the engine's thread: be brief. At once if it has. What it raises is
+        logged.
+        """
+
+        def call(_: object) -> None:
+            try:
+                callback(self)
+            except (Exception, SystemExit):  # a SystemExit of somebody's callback ends no engine
+                log.exception("a callback of request %s failed", self.id)
+
+        self._future.add_done_callback(call)
 
     def cancel(self) -> bool:
         """End the request before its next step. False if it has ended already."""

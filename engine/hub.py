@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,8 @@ from saggar.engine.errors import EngineError, WorkerDied
 from saggar.engine.request import Room
 from saggar.engine.sched.base import Announced, Decision, Scheduler
 from saggar.engine.worker.plan import Plan
+
+log = logging.getLogger(__name__)
 
 
 class Hub:
@@ -78,7 +81,10 @@ class Hub:
             grown, self._seats_told = seats > self._seats_told, seats
             watchers = list(self._watchers) if grown else []
         for callback in watchers:
-            callback()
+            try:
+                callback()
+            except (Exception, SystemExit):
+                log.exception("somebody who watches the engine's room failed")
 
     def release(self, announced: Announced) -> None:
         """Announced rows that will not come."""

@@ -119,6 +119,6 @@ class Live:
         if self._on_event is not None:
             try:
                 self._on_event(event)
-            except Exception as error:  # noqa: BLE001  (a listener's failure ends its own request, not the engine)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (a listener's failure ends its own request, not the engine)
                 self._on_event = None
                 self.stopping = RowFailed(f"its listener failed: {type(error).__name__}: {error}")

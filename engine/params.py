@@ -137,8 +137,21 @@ def check_params(
         meant = cast("list[str]", words.get("x-tasks", [task]))
         if task not in meant and value != default:
             raise InvalidRequest(f"params.{name}", f"says nothing to {task}", f"with {', '.join(meant)}")
-        filled[name] = value
+        filled[name] = value if type(value) in PLAIN else as_plain(value)
     return filled
+
+
+def as_plain(value: ParamValue) -> ParamValue:
+    """The same of Python's own classes: those of a caller's script, such as an enumeration's, are not known where the
+    ranks are.
+    """
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, list | tuple):
+        return cast("list[str]", [as_plain(one) for one in value])
+    return int(value) if isinstance(value, int) else float(cast(float, value))
 
 
 def default_of(words: Mapping[str, JsonValue], task: str) -> ParamValue:
@@ -271,6 +284,7 @@ def _is_multiple(value: float, step: float) -> bool:
 
 
 _SCALARS = (str, int, float)
+PLAIN = frozenset({bool, int, float, str, type(None)})
 _BOUNDS = {
     "minimum": lambda value, bound: value >= bound,
     "maximum": lambda value, bound: value <= bound,

@@ -40,7 +40,18 @@ FORBIDDEN = {
     "workers": set[str](),
 }
 FLOORS = [
-    {"request", "media", "config", "errors", "choices", "degrees", "params", "batch_key", "platform"},
+    {
+        "request",
+        "media",
+        "config",
+        "errors",
+        "checks",
+        "choices",
+        "degrees",
+        "params",
+        "batch_key",
+        "platform",
+    },
     {"sched", "parallel.mesh"},
     {"attention"},
     {"parallel", "cache", "memory"},

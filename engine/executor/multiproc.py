@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import EngineError, RanksParted, WorkerDied
+from saggar.engine.errors import EngineError, RanksParted, Unsupported, WorkerDied
 from saggar.engine.executor.base import Health
 from saggar.engine.executor.group import Away, Group
 from saggar.engine.executor.head import Head
@@ -58,7 +58,15 @@ class MultiprocExecutor:
     def call(self, call: Call, idle: Callable[[], None] = lambda: None) -> list[Reply]:
         """One message each way."""
         group = self._started()
-        group.send(call, call.rank)
+        try:
+            group.send(call, call.rank)
+        except WorkerDied:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever pickling raises, before anything is sent)
+            why = (
+                f"the arguments of {call.method} cannot be sent to the ranks: {type(error).__name__}: {error}"
+            )
+            return [Reply(error=Unsupported(why))]
         with _any_failure_is_a_death():
             return group.gather(Reply, idle, only=call.rank)
 

@@ -119,7 +119,7 @@ class RankProcess:
         status = self._process.poll()
         if status is None:
             return self._verdict
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        how = f"killed by {_named(-status)}" if status < 0 else f"exit status {status}"
         return self._verdict or f"the rank's process {self.pid} has ended ({how})"
 
     @property
@@ -207,6 +207,14 @@ class Rank(RankProcess):
         """Ask it to end; `end` waits for that."""
         with contextlib.suppress(ChannelClosed):  # it may have ended already
             self._channel.send(Shutdown())
+
+
+def _named(number: int) -> str:
+    """A signal's name; those of real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _environ(own: Mapping[str, str]) -> dict[str, str]:

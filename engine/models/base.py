@@ -22,7 +22,16 @@ from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import P, RequestState, Row, S, T
 from saggar.engine.parallel.cfg import Alone, Spread
 from saggar.engine.parallel.plans import SequencePlan
-from saggar.engine.params import Narrowing, check_params, default_of, is_text, schema_of, shown
+from saggar.engine.params import (
+    PLAIN,
+    Narrowing,
+    as_plain,
+    check_params,
+    default_of,
+    is_text,
+    schema_of,
+    shown,
+)
 from saggar.engine.request import SEED_MAX, JsonSchema, JsonValue, ModelInfo, ParamValue, Request
 
 if TYPE_CHECKING:
@@ -88,6 +97,7 @@ class Family(ABC, Generic[T, P, S]):
             )
         check_common(request, self.limits)
         check_inputs(request.inputs, self.inputs_of(request.task))
+        request = _in_plain_words(request)
         params = check_params(request.params, self.schema, request.task)
         self.params_of(replace(request, params=params))
         negative = (
@@ -293,10 +303,28 @@ def branched(guided: bool) -> tuple[str, ...]:
     return ("cond", "uncond") if guided else ("cond",)
 
 
+_SCALARS = (
+    "id",
+    "prompt",
+    "negative_prompt",
+    "task",
+    "seed",
+    "num_outputs",
+    "priority",
+    "preview_every",
+    "deadline_s",
+)
+
+
 def check_common(request: Request, limits: Mapping[str, int]) -> None:
     """The fields that every family shares. InvalidRequest names the first wrong one."""
     if not request.id or not isinstance(request.id, str):
         raise InvalidRequest("id", "must be a text that is not empty")
+    for field in ("params", "inputs"):
+        if not isinstance(value := getattr(request, field), Mapping):
+            raise InvalidRequest(field, f"{type(value).__name__} was given", "a mapping of names to values")
+    if not isinstance(request.suspect, bool):
+        raise InvalidRequest("suspect", f"{shown(request.suspect)} was given", "true or false")
     _check_text("prompt", request.prompt, limits["max_prompt_chars"])
     if request.negative_prompt is not None:
         _check_text("negative_prompt", request.negative_prompt, limits["max_prompt_chars"])
@@ -307,6 +335,13 @@ def check_common(request: Request, limits: Mapping[str, int]) -> None:
     deadline = request.deadline_s
     if deadline is not None and not (isinstance(deadline, int | float) and deadline >= 0):
         raise InvalidRequest("deadline_s", f"{shown(deadline)} is not a time from now", "0 or more seconds")
+
+
+def _in_plain_words(request: Request) -> Request:
+    """Its scalars of Python's own classes."""
+    found = ((name, getattr(request, name)) for name in _SCALARS)
+    changed = {name: as_plain(value) for name, value in found if type(value) not in PLAIN}
+    return replace(request, **changed) if changed else request  # type: ignore[arg-type]
 
 
 def _check_text(field: str, value: object, longest: int) -> None:

@@ -27,6 +27,8 @@ def check_inputs(inputs: Mapping[str, Sequence[Media]], taken: Counts) -> None:
     """InvalidRequest names the kind, or the one among several."""
     allowed = ", ".join(f"{kind} {_count(*counts)}" for kind, counts in taken.items()) or "no inputs"
     for kind, media in inputs.items():
+        if not isinstance(media, list | tuple):
+            raise InvalidRequest(f"inputs.{kind}", f"{_said(media)} was given", "a list, also of one")
         if media and kind not in taken:
             raise InvalidRequest(f"inputs.{kind}", "is not taken by this task", allowed)
     for kind, (least, most) in taken.items():

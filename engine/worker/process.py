@@ -19,10 +19,10 @@ import traceback
 from collections.abc import Collection, Sequence
 from typing import cast
 
-from saggar.engine.errors import EngineError, LoadError, Unsupported, WorkerDied
+from saggar.engine.errors import EngineError, LoadError, RowFailed, Unsupported, WorkerDied
 from saggar.engine.worker.channel import Channel, ChannelClosed
 from saggar.engine.worker.loader import load
-from saggar.engine.worker.plan import Call, Cancel, Failed, Plan, Report, RowReport, Start, Stepped
+from saggar.engine.worker.plan import Call, Cancel, Failed, Plan, Reply, Report, RowReport, Start, Stepped
 from saggar.engine.worker.pulse import Activity, send_pulses
 from saggar.engine.worker.runner import OnStep, Runner
 from saggar.engine.worker.team import Team
@@ -64,6 +64,9 @@ class Inbox:
                 message = self._channel.receive()
             except ChannelClosed:
                 os._exit(0)  # nobody wants the rest, and a forward cannot be interrupted
+            except Exception:  # noqa: BLE001  (whatever unpickling raises: without this thread nothing more is heard)
+                traceback.print_exc()
+                os._exit(1)
             if isinstance(message, Plan | Call):
                 self._work.put(message)
             elif isinstance(message, Cancel):
@@ -125,7 +128,17 @@ def _serve(runner: Runner, inbox: Inbox, channel: Channel, team: Team) -> None:
         if isinstance(work, Plan):
             channel.send(_execute(work, runner, inbox, team, on_step))
         else:
-            channel.send(runner.call(work))
+            _answer(channel, runner.call(work))
+
+
+def _answer(channel: Channel, reply: Reply) -> None:
+    """A value that cannot travel is the extension's fault, and no reason to end."""
+    try:
+        channel.send(reply)
+    except ChannelClosed:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever pickling raises: nothing was sent yet)
+        channel.send(Reply(error=RowFailed(f"its value cannot be sent: {type(error).__name__}: {error}")))
 
 
 def _execute(plan: Plan, runner: Runner, inbox: Inbox, team: Team, on_step: OnStep) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,10 @@ class Echo(Extension):
         """Makes a file."""
         Path(path).touch()
         return path
+
+    def lock(self) -> object:
+        """Something that cannot travel."""
+        return threading.Lock()
 
     def die(self) -> None:
         """Ends the rank's process."""
