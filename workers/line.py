@@ -3,21 +3,22 @@ each step for all that wait for it.
 
 Threads that wake each other at every step of a small job cost more than the job. So the plain way of a job (its first
 attempt, nothing against it, a small output for a folder of this disk) needs none of its own; whatever leaves that way
-goes on in one, from where it stands. Either way the job ends inside its Celery task.
+goes on in one, from where it stands. Jobs with input files wait for them in fetches.py on the way. However it goes, a
+job ends inside its Celery task.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import NoReturn, TypeVar
 
 import redis
 from celery.exceptions import Ignore
+from saggar.engine.errors import EngineError
 from saggar.engine.handle import Handle, Reservation
 from saggar.engine.request import Output
 from saggar.jobs.ledger import NotStarted, Started
@@ -25,7 +26,9 @@ from saggar.jobs.record import JobResult
 from saggar.jobs.schema import Job
 from saggar.workers.attempts import Attempt
 from saggar.workers.delivery import Delivery
+from saggar.workers.fetches import Fetches
 from saggar.workers.group import GroupPublisher, Made, Rest
+from saggar.workers.inbox import Inbox
 from saggar.workers.service import Service
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,7 @@ class Line:
         self._changed = threading.Condition()
         self._arrived: Inbox[Work] = Inbox()
         self._made: Inbox[_Running] = Inbox()
+        self._fetches = Fetches(service)
         self._threads = [
             threading.Thread(target=self._serve, args=(self._arrived, self._take_up), name="saggar-starts")
         ]
@@ -119,6 +123,7 @@ class Line:
         with self._changed:
             self._changed.wait_for(lambda: not self._works)
         self._arrived.close()
+        self._fetches.close()
         self._made.close()
         for thread in self._threads:
             thread.join()
@@ -156,14 +161,33 @@ class Line:
             self._go_aside(work, partial(service.run, *delivery.args()))
             return
         attempt = service.admit(delivery, answer)
-        entered = service.enter_plainly(delivery, answer, attempt)
-        if entered is None:
+        job = service.plain(delivery, answer)
+        if job is None:
             whole = partial(service.attempt, delivery, answer, attempt)
             self._go_aside(work, partial(service.to_its_end, attempt, whole))
             return
-        job, handle = entered
+        entered, failed = (
+            partial(self._entered, work, job, attempt),
+            partial(self._refused, work, job, attempt),
+        )
+        if job.has_inputs:
+            self._fetches.put(job, attempt, delivery.reservation, entered, failed)
+            return
+        try:
+            handle = service.enter(job, attempt, delivery.reservation, {})
+        except EngineError as error:
+            failed(error)
+        else:
+            entered(handle)
+
+    def _entered(self, work: Work, job: Job, attempt: Attempt, handle: Handle) -> None:
         running = _Running(work, job, attempt, handle)
         handle.add_done_callback(lambda _: self._made.put(running))
+
+    def _refused(self, work: Work, job: Job, attempt: Attempt, error: Exception) -> None:
+        """Its files could not be had, or the engine does not take it."""
+        finish = partial(self._service.finish, job, attempt, partial(_raise, error))
+        self._go_aside(work, partial(self._service.to_its_end, attempt, finish))
 
     # -- the last step
 
@@ -214,33 +238,12 @@ class Line:
             step(items)
 
 
-class Inbox(Generic[T]):
-    """What waits for a step."""
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def put(self, item: T) -> None:
-        with self._changed:
-            self._items.append(item)
-            self._changed.notify()
-
-    def take(self, most: int) -> list[T]:
-        """At least one, once there is one; none when it is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed)
-            return [self._items.popleft() for _ in range(min(most, len(self._items)))]
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
 def _given_back(job_id: str) -> Rest:
     def rest() -> JobResult:
         raise Ignore(f"{job_id} was given back before it started")
 
     return rest
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -30,7 +30,8 @@ from saggar.workers.attempts import Attempt, Attempts
 from saggar.workers.delivery import Delivery
 from saggar.workers.encode import UnfitFormat
 from saggar.workers.inputs.decoders import Stopped
-from saggar.workers.inputs.hold import fetched
+from saggar.workers.inputs.fetch import Ticket
+from saggar.workers.inputs.hold import Files
 from saggar.workers.inputs.load import InputLoader, Inputs, InputUnavailable
 from saggar.workers.publish import Publisher, Upload
 from saggar.workers.translate import to_request
@@ -90,7 +91,7 @@ class Service:
         self._card = card
         self._owner = owner
         self._on_engine_lost = on_engine_lost
-        self._inputs = inputs
+        self.files = Files(inputs)
         self._stop = threading.Event()
 
     def run(
@@ -158,20 +159,38 @@ class Service:
         seat = delivery.reservation
         return self.finish(checked, attempt, lambda: self._generate(checked, attempt, seat))
 
-    def enter_plainly(
-        self, delivery: Delivery, started: Started, attempt: Attempt
-    ) -> tuple[Job, Handle] | None:
-        """The checked job and its place in the engine, where nothing speaks against it and nothing must be waited for;
-        None: `attempt` says what there is to do."""
-        if started.attempt > 1 or started.stopping or started.suspicions or started.job.has_inputs:
+    def plain(self, delivery: Delivery, started: Started) -> Job | None:
+        """The checked job, where nothing speaks against it; None: `attempt` says what there is to do."""
+        if started.attempt > 1 or started.stopping or started.suspicions:
             return None
         try:
             job = check_job(started.job, self._card)
-            if delivery.key not in (None, batch_key(job, self._card)):
-                return None
-            return job, self._enter(job, attempt, delivery.reservation, {})
-        except (InvalidJob, engine_errors.EngineError):
+        except InvalidJob:
             return None
+        return job if delivery.key in (None, batch_key(job, self._card)) else None
+
+    def enter(self, job: Job, attempt: Attempt, reservation: Reservation | None, inputs: Inputs) -> Handle:
+        """The job's place in the engine. Raises EngineError."""
+        handle = self._engine.submit(
+            # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
+            replace(
+                to_request(job, inputs),
+                id=f"{job.id}/a{attempt.number}",
+                suspect=attempt.suspicions >= ALONE_AFTER,
+            ),
+            reservation=reservation,
+            on_event=self._attempts.listener(attempt),
+        )
+        attempt.take(handle)
+        if reservation is not None:
+            reservation.release()  # it may have been for more rows than these
+        return handle
+
+    def enter_with_files(
+        self, job: Job, attempt: Attempt, reservation: Reservation | None, ticket: Ticket
+    ) -> Handle:
+        """As `enter`, with the job's files, fetched first. Raises as `InputLoader.held` too."""
+        return self.files.entered(job, ticket, lambda inputs: self.enter(job, attempt, reservation, inputs))
 
     def finish(self, job: Job, attempt: Attempt, made: Callable[[], Output]) -> JobResult:
         """From the engine on, whose output or error `made` says."""
@@ -267,25 +286,12 @@ class Service:
             if attempt.drained or attempt.over.wait(_LOOK_S):
                 raise self._ended(attempt)
 
-    def _enter(self, job: Job, attempt: Attempt, reservation: Reservation | None, inputs: Inputs) -> Handle:
-        handle = self._engine.submit(
-            # A job may be here twice: fenced, and again. The engine must be able to tell them apart.
-            replace(
-                to_request(job, inputs),
-                id=f"{job.id}/a{attempt.number}",
-                suspect=attempt.suspicions >= ALONE_AFTER,
-            ),
-            reservation=reservation,
-            on_event=self._attempts.listener(attempt),
-        )
-        attempt.take(handle)
-        if reservation is not None:
-            reservation.release()  # it may have been for more rows than these
-        return handle
-
     def _generate(self, job: Job, attempt: Attempt, reservation: Reservation | None) -> Output:
-        with fetched(self._inputs, job, attempt, reservation) as inputs:
-            return self._enter(job, attempt, reservation, inputs).result()
+        if not job.has_inputs:
+            return self.enter(job, attempt, reservation, {}).result()
+        ticket = Ticket()
+        self.files.expect(attempt, ticket, reservation)
+        return self.enter_with_files(job, attempt, reservation, ticket).result()
 
     def _output(self, job: Job, attempt: Attempt, made: Callable[[], Output]) -> Output:
         try:

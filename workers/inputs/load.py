@@ -87,7 +87,7 @@ class InputLoader:
     @contextmanager
     def _seat(self, job: Job, ticket: Ticket) -> Iterator[None]:
         """Of those for https, where others' hosts may be slow, or of those for folders and buckets."""
-        seats = self._seats[any(uri.startswith("https:") for _, uris in job.inputs for uri in uris)]
+        seats = self._seats[from_web(job)]
         while not seats.acquire(timeout=_LOOK_S):
             if ticket.over.is_set():
                 raise Stopped
@@ -116,6 +116,11 @@ class InputLoader:
                 media = self._decoders.read(one.kind, one.file, one.alpha, self._limits, ticket.over)
             decoded.setdefault(one.kind, []).append(media)
         return decoded
+
+
+def from_web(job: Job) -> bool:
+    """Whether any of its files comes over https."""
+    return any(uri.startswith("https:") for _, uris in job.inputs for uri in uris)
 
 
 def _bytes(one: Media) -> int:

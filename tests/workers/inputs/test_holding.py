@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from saggar.engine.handle import Reservation
+from saggar.engine.errors import Cancelled, EngineClosed
+from saggar.engine.handle import Handle, Reservation, Stream
+from saggar.engine.request import Output
 from saggar.engine.sched.base import Announced
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.schema import Job
 from saggar.workers.attempts import Attempt
-from saggar.workers.inputs import hold
 from saggar.workers.inputs.budget import Budget
 from saggar.workers.inputs.decoders import Stopped
 from saggar.workers.inputs.fetch import Ticket
-from saggar.workers.inputs.hold import fetched
+from saggar.workers.inputs.hold import Files
 from saggar.workers.inputs.policy import Limits
 from saggar.workers.settings import WorkerSettings
 
@@ -84,46 +86,81 @@ def test_room_is_given_in_the_order_of_asking() -> None:
     assert budget.used == 0
 
 
-class Slow:
-    """A loader that has the inputs once it is told."""
+class Loader:
+    """Fetches nothing, and notes what is held."""
 
     def __init__(self) -> None:
-        self.go = threading.Event()
+        self.held_now = 0
 
     @contextmanager
     def held(self, job: Job, ticket: Ticket) -> Iterator[dict[str, list[object]]]:
-        while not self.go.wait(0.01):
-            if ticket.over.is_set():
-                raise Stopped
+        if ticket.over.is_set():
+            raise Stopped
+        self.held_now += 1
         yield {}
+        self.held_now -= 1
 
 
-def test_a_slow_host_gives_its_seats_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "SEATS_S", 0.05)
-    released = threading.Event()
-    seats = Reservation(Announced("key", 1, 0.0), lambda _: released.set())
-    loader = Slow()
+def seats(released: list[str], name: str, rows: int = 1) -> Reservation:
+    return Reservation(Announced(name, rows, 0.0), lambda announced: released.append(announced.key))
 
-    def work() -> None:
-        with fetched(loader, job("s3://b/k"), Attempt("j", 1, "t"), seats):  # type: ignore[arg-type]
-            return
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert released.wait(60)
-    loader.go.set()
-    thread.join(60)
+def test_a_slow_host_gives_its_seats_back() -> None:
+    released: list[str] = []
+    files = Files(Loader(), seats_s=0.05)  # type: ignore[arg-type]
+    for name in ("a", "b", "c"):
+        files.expect(Attempt(name, 1, "t"), Ticket(), seats(released, name))
+    until(lambda: len(released) == 3)
+    assert released == ["a", "b", "c"]
+    files.expect(Attempt("d", 1, "t"), Ticket(), seats(released, "d"))
+    files.expect(Attempt("e", 1, "t"), Ticket(), seats(released, "e", rows=0))
+    files.expect(Attempt("f", 1, "t"), Ticket(), seats(released, "f"))
+    until(lambda: "f" in released)
+    assert released == ["a", "b", "c", "d", "f"], "whoever came has nothing to give back"
+
+
+def test_seats_are_kept_for_a_while() -> None:
+    released: list[str] = []
+    files = Files(Loader(), seats_s=3600.0)  # type: ignore[arg-type]
+    files.expect(Attempt("j", 1, "t"), Ticket(), seats(released, "a"))
+    assert released == []
 
 
 @pytest.mark.parametrize("told", ["before", "meanwhile"])
 def test_an_attempt_that_is_not_wanted_ends_its_fetch(told: str) -> None:
-    attempt = Attempt("j", 1, "t")
+    attempt, ticket = Attempt("j", 1, "t"), Ticket()
+    files = Files(Loader())  # type: ignore[arg-type]
     if told == "before":
         attempt.over.set()
-    else:
-        threading.Timer(0.05, attempt.stop).start()
-    with pytest.raises(Stopped), fetched(Slow(), job("s3://b/k"), attempt, None):  # type: ignore[arg-type]
-        pass
+    files.expect(attempt, ticket, None)
+    if told == "meanwhile":
+        attempt.stop()
+    with pytest.raises(Stopped):
+        files.entered(job("s3://b/k"), ticket, lambda _: pytest.fail("it came into the engine"))
+
+
+def test_files_are_held_until_the_engine_has_ended_with_them() -> None:
+    loader, output = Loader(), Future[Output]()
+    files = Files(loader)  # type: ignore[arg-type]
+    handle = Handle("j", output, Stream(), lambda _: True)
+    assert files.entered(job("s3://b/k"), Ticket(), lambda _: handle) is handle
+    assert loader.held_now == 1
+    output.set_exception(Cancelled("j"))
+    assert loader.held_now == 0
+
+
+def test_what_the_engine_does_not_take_is_held_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "uploads").mkdir()
+    (tmp_path / "uploads" / "a.png").write_bytes(image())
+    loader = input_loader(tmp_path.as_uri())
+
+    def refuse(_: object) -> Handle:
+        assert loader._budget.used > 0
+        raise EngineClosed("no more")
+
+    with pytest.raises(EngineClosed):
+        Files(loader).entered(job((tmp_path / "uploads" / "a.png").as_uri()), Ticket(), refuse)
+    assert loader._budget.used == 0
 
 
 def test_the_settings_of_a_worker() -> None:
