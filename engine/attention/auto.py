@@ -142,7 +142,8 @@ def nearest(shape: Shape, table: Table) -> str | None:
 
 def calibrate(autos: list[Auto], known: Table, measure: Measure) -> dict[str, str]:
     """The table of the shapes that were seen, and of no other: what another model's start has tried must not change
-    how this one's results are named. Unsupported: none was seen, so that there is nothing to choose by.
+    how this one's results are named. Unsupported: none was seen, so that there is nothing to choose by, or a kernel
+    that says it can serve one cannot.
     """
     table: dict[str, str] = {}
     for auto in autos:
@@ -157,7 +158,15 @@ def calibrate(autos: list[Auto], known: Table, measure: Measure) -> dict[str, st
 
 
 def _fastest(auto: Auto, shape: Shape, measure: Measure) -> str:
-    taken = {name: measure(backend, shape) for name, backend in auto.candidates.items()}
+    taken = {}
+    for name, backend in auto.candidates.items():
+        try:
+            taken[name] = measure(backend, shape)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise Unsupported(
+                f"attention auto: {name} failed on {shape}: {reason}; name the kernels instead of auto"
+            ) from error
     return min(taken, key=lambda name: taken[name])
 
 

@@ -26,7 +26,8 @@ FLOATS = (torch.float32, *HALVES)
 @dataclass(frozen=True)
 class Traits:
     """What a kernel bears. `head_dims`: the largest, and what it must be a multiple of; `widths`: the only ones, where
-    they are so few. `lse`: it gives the log-sum-exp, which Ring needs; `masked_lse`: under a mask too.
+    they are so few; `narrowest_on_gpu`: the least there. `lse`: it gives the log-sum-exp, which Ring needs;
+    `masked_lse`: under a mask too.
     """
 
     devices: tuple[str, ...]
@@ -38,26 +39,32 @@ class Traits:
     masked_lse: bool
     varlen: bool
     widths: tuple[int, ...] = ()
+    narrowest_on_gpu: int = 1
 
     def refusal(self, need: Need) -> str | None:
         """Why a site that needs this cannot be served, None if it can."""
-        largest, step = self.head_dims
         if need.device not in self.devices:
             return f"it runs on {', '.join(self.devices)}, not on {need.device}"
         if need.dtype not in self.dtypes:
             return f"it knows {', '.join(map(_short, self.dtypes))}, not {_short(need.dtype)}"
-        if (
-            need.head_dim > largest
-            or need.head_dim % step
-            or need.head_dim not in (self.widths or [need.head_dim])
-        ):
-            fits = f"at most {largest} wide and a multiple of {step}"
-            return f"heads are {f'{list(self.widths)} wide' if self.widths else fits}, not {need.head_dim}"
+        if (fits := self._too_narrow_or_wide(need)) is not None:
+            return f"heads are {fits}, not {need.head_dim}"
         order = ("none", "keys", "any")
         if order.index(need.mask) > order.index(self.mask):
             return f"its masks are {self.mask!r} and the site's are {need.mask!r}"
         if need.lse and not (self.masked_lse if need.mask != "none" else self.lse):
             return "Ring needs its log-sum-exp and it gives none" + (" under a mask" if self.lse else "")
+        return None
+
+    def _too_narrow_or_wide(self, need: Need) -> str | None:
+        """What heads it takes, if not these."""
+        largest, step = self.head_dims
+        if self.widths and need.head_dim not in self.widths:
+            return f"{list(self.widths)} wide"
+        if need.head_dim > largest or need.head_dim % step:
+            return f"at most {largest} wide and a multiple of {step}"
+        if need.device == "cuda" and need.head_dim < self.narrowest_on_gpu:
+            return f"at least {self.narrowest_on_gpu} wide on a GPU"
         return None
 
 

@@ -65,6 +65,8 @@ class Family(ABC, Generic[T, P, S]):
     """What masks the attention sites of a role get, where they get any."""
     spreads: ClassVar[bool] = True
     """Ranks can share its steps."""
+    graphs: ClassVar[bool] = True
+    """Its forward can be recorded as a CUDA graph: nothing in it is read back from the GPU."""
     step_batching: ClassVar[bool] = True
     """Requests may join and leave between its steps; without it, asking for step batches is an error at start."""
     tells_steps: ClassVar[bool] = True

@@ -84,6 +84,7 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
     Params = HunyuanVideo15Params
     tasks: tuple[str, ...] = ("t2v", "i2v")
     inputs: ClassVar[Mapping[str, Counts]] = {"i2v": {"image": (1, 1)}}
+    graphs = False  # the transformer looks whether there is a picture, and for the texts' tokens
     sequence_plan = SequencePlan(
         {
             "transformer_blocks.*.attn": ("image", "text"),
@@ -99,6 +100,7 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
         },
         gathers={"proj_out": Gather(1)},
     )
+    graphs = False
     masks: ClassVar = {"joint": "keys", "refiner": "any"}
     batch_fields = ("height", "width", "num_frames")
 

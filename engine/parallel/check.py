@@ -1,4 +1,4 @@
-"""What is refused before any process starts: worlds that a family cannot be spread over."""
+"""What is refused before any process starts: worlds that a family cannot be spread over, graphs it cannot become."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.degrees import refuse
+from saggar.engine.errors import Unsupported
 from saggar.engine.parallel.plans import SequencePlan
 
 
@@ -15,12 +16,18 @@ class Spreadable(Protocol):
     name: ClassVar[str]
     uses_torch: ClassVar[bool]
     spreads: ClassVar[bool]
+    graphs: ClassVar[bool]
     sequence_plan: ClassVar[SequencePlan | None]
 
 
 def check_start(config: EngineConfig, family: Spreadable) -> None:
     """Unsupported says in one line what does not go together, and what does."""
     degrees = config.degrees
+    if config.cuda_graphs and not family.graphs:
+        raise Unsupported(
+            f"cuda_graphs: {family.name}'s forward reads from the GPU what it decides by, and cannot be recorded: "
+            "leave it out; compile goes"
+        )
     if degrees.size > 1 and not family.spreads:
         raise refuse(
             f"{family.name}: its steps cannot be shared over {degrees}, for they are not ours or not torch's"

@@ -142,6 +142,7 @@ SDXL_INPAINT = begun(
     "StableDiffusionXLInpaintPipeline",
     **MASKED,
     unlike={"guidance_scale": 1.0, "eta": 0.5, "strength": 0.7},
+    fewest=2,
     options=(
         {"strength": 1.0},
         {"strength": 0.3},

@@ -23,7 +23,7 @@ Plain = Callable[[Request], list[Media]]
 
 
 @cache
-def plain_pipeline(folder: Path, name: str) -> Plain:
+def plain_pipeline(folder: Path, name: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Plain:
     """What the pipeline of a case, loaded from a folder, makes of a request: one call for each output."""
     case = BY_NAME[name]
     index = json.loads((folder / "model_index.json").read_text())
@@ -35,7 +35,7 @@ def plain_pipeline(folder: Path, name: str) -> Plain:
     for part in ("processor", "text_processor"):
         if (folder / part).exists():  # its half for videos needs torchvision
             absent[part] = PictureProcessor.from_pretrained(str(folder / part))
-    pipeline = kind.from_pretrained(str(folder), **absent)
+    pipeline = kind.from_pretrained(str(folder), torch_dtype=dtype, **absent).to(device)
     pipeline.set_progress_bar_config(disable=True)
     seen: dict[str, list[Media]] = {}
 
@@ -55,9 +55,14 @@ def plain_pipeline(folder: Path, name: str) -> Plain:
         if request.negative_prompt is not None and case.negative:
             given["negative_prompt"] = request.negative_prompt
         given |= {"prompt": request.prompt, "generator": generator, "output_type": "np"}
-        return case.made(case.called(pipeline, **given | case.given(request) | case.plain))
+        given |= {name: _as(value, dtype) for name, value in case.given(request).items()} | case.plain
+        return case.made(case.called(pipeline, **given))
 
     return run
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
 
 def assert_equal(output: Output, expected: Sequence[Media]) -> None:

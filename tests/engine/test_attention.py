@@ -129,6 +129,7 @@ def test_an_explicit_choice_that_cannot_serve_is_an_error_that_names_the_site(
         ("sage", Need("cuda", torch.bfloat16, 64, "keys"), "masks are 'none' and the site's are 'keys'"),
         ("flash_attn", Need("cuda", torch.bfloat16, 64, "any"), "masks are 'keys' and the site's are 'any'"),
         ("flash_attn", Need("cuda", torch.bfloat16, 64, "keys", lse=True), "gives none under a mask"),
+        ("flex", Need("cuda", torch.bfloat16, 8), "heads are at least 16 wide on a GPU, not 8"),
     ],
 )
 def test_what_a_kernel_does_not_bear(name: str, need: Need, words: str) -> None:

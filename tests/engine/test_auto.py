@@ -60,6 +60,21 @@ def test_what_is_known_is_not_tried_again() -> None:
     assert calibrate([auto], known, never) == {str(LONG): "flex"}
 
 
+def test_a_kernel_that_fails_where_it_says_it_serves_is_named() -> None:
+    auto = made()
+    attended(auto, SHORT)
+
+    def broken(backend: Backend, shape: Shape) -> float:
+        if backend.name == "flex":
+            raise NotImplementedError("heads of 8\nand more")
+        return 1.0
+
+    with pytest.raises(
+        Unsupported, match="attention auto: flex failed on 1x4x4x2x8: heads of 8; name the kernels"
+    ):
+        calibrate([auto], {}, broken)
+
+
 def test_the_tables_kernel_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     auto, ran = made(), []
     for name, backend in auto.candidates.items():

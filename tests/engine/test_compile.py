@@ -50,6 +50,12 @@ def test_there_are_no_graphs_on_a_cpu(make_engine: MakeEngine) -> None:
         make_engine("flux", cuda_graphs=True)
 
 
+def test_a_forward_that_reads_from_the_gpu_is_not_recorded(make_engine: MakeEngine) -> None:
+    words = "cuda_graphs: hunyuan-video15's forward reads from the GPU what it decides by"
+    with pytest.raises(Unsupported, match=words):
+        make_engine("hunyuan-video15", executor="multiproc", cuda_graphs=True)
+
+
 @pytest.mark.parametrize("wish", ["compile", "cuda_graphs", "vae_slicing", "vae_tiling"])
 def test_a_family_without_torch_takes_none_of_it(make_engine: MakeEngine, wish: str) -> None:
     with pytest.raises(Unsupported, match=f"{wish} says nothing to noop, a family without torch"):

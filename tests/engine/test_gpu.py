@@ -1,6 +1,6 @@
 """On real GPUs: what the CPU's tests cannot show. `pytest -m gpu`, and with two of them `pytest -m gpu2`.
 
-Both sides of a comparison run on the same card, so that TF32 and its kernels cancel out where numbers must agree.
+Both sides of a comparison run on the same card, so that its kernels cancel out where numbers must agree.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from saggar.engine import Request
+from saggar.engine import Request, open_family
 from saggar.engine.attention.base import Need
 from saggar.engine.attention.select import backends, kernel
 from saggar.engine.config import WarmUp
@@ -26,8 +25,9 @@ from saggar.engine.worker.extension import Extension
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
-from tests.engine.media_made import assert_same, facts, mean_distance, spread
+from tests.engine.media_made import assert_same, mean_distance, spread
 from tests.engine.parallel_cases import Way, batches
+from tests.engine.plain import plain_pipeline
 from tests.engine.support import at_step, floats
 
 FAMILIES = sorted(name for name, case in BY_NAME.items() if not case.once)
@@ -35,6 +35,11 @@ MAIN = sorted(name for name in FAMILIES if not BY_NAME[name].brief)
 """Those whose code no other one runs."""
 GPU = {"device": "cuda", "executor": "multiproc", "mode": "step_batch", "warmup": ()}
 FLOAT32 = GPU | {"dtype": "float32", "pixels": "float32", "max_batch": 6}
+
+
+# Before this process or a rank loads the libraries: no product and no convolution in float32 is rounded to TF32, as
+# torch lets convolutions be.
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
 class OnCard(Extension):
@@ -73,37 +78,18 @@ def _indented(code: str) -> str:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_of_unlike_rows_is_each_row_alone_and_what_the_cpu_makes(
-    make_engine: MakeEngine, name: str
+def test_a_batch_of_unlike_rows_is_each_row_alone_and_what_plain_diffusers_makes(
+    make_engine: MakeEngine, models: Callable[[str], Path], name: str
 ) -> None:
     requests = BY_NAME[name].requests()
-    card, cpu = (
-        make_engine(BY_NAME[name].tiny, **FLOAT32),
-        make_engine(BY_NAME[name].tiny, **FLOAT32 | {"device": "cpu"}),
-    )
-    together, expected = card.generate(requests), cpu.generate(requests)
-    for request, output, one in zip(requests, together, expected, strict=True):
-        alone = card.submit(request).result(120)
+    engine = make_engine(BY_NAME[name].tiny, **FLOAT32)
+    plain = plain_pipeline(models(BY_NAME[name].tiny), name, "cuda")
+    for request, output in zip(requests, engine.generate(requests), strict=True):
+        alone, expected = engine.submit(request).result(120), plain(request)
         assert spread(output.media) > 1e-3
-        assert_same(output.media, alone.media, 2e-3, request.id)
-        assert facts(output.media) == facts(one.media)
-        assert mean_distance(output.media, one.media) < 5e-3, request.id
-    assert card.info.numerics.startswith("float32/cuda/")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FAMILIES)
-def test_one_step_in_bfloat16_is_near_one_in_float32(make_engine: MakeEngine, name: str) -> None:
-    """One: random weights are chaotic, and after some steps the pictures have nothing in common."""
-    requests = [
-        replace(one, params={"num_inference_steps": BY_NAME[name].fewest}) for one in BY_NAME[name].requests()
-    ]
-    fast = make_engine(BY_NAME[name].tiny, **FLOAT32 | {"dtype": "auto"}).generate(requests)
-    exact = make_engine(BY_NAME[name].tiny, **FLOAT32).generate(requests)
-    for one, other in zip(fast, exact, strict=True):
-        assert "bfloat16/cuda" in one.numerics
-        assert facts(one.media) == facts(other.media)
-        assert mean_distance(one.media, other.media) < 0.05
+        assert_same(output.media, alone.media, 1e-3, request.id)
+        assert_same(alone.media, expected, 1e-3, request.id)
+    assert engine.info.numerics.startswith("float32/cuda/")
 
 
 @pytest.mark.gpu
@@ -204,12 +190,14 @@ def test_replicas_have_a_gpu_each(make_engine: MakeEngine) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FAMILIES)
-def test_recorded_and_compiled_forwards_give_the_same_pictures(make_engine: MakeEngine, name: str) -> None:
+def test_recorded_and_compiled_forwards_give_the_same_pictures(
+    make_engine: MakeEngine, models: Callable[[str], Path], name: str
+) -> None:
     """Requests come and go, so that graphs of several shapes are played again in turns."""
-    requests = BY_NAME[name].requests()
+    requests, recorded = BY_NAME[name].requests(), open_family(str(models(BY_NAME[name].tiny))).graphs
     usual, quick = (
         make_engine(BY_NAME[name].tiny, **FLOAT32),
-        make_engine(BY_NAME[name].tiny, **FLOAT32 | {"cuda_graphs": True, "compile": True}),
+        make_engine(BY_NAME[name].tiny, **FLOAT32 | {"cuda_graphs": recorded, "compile": True}),
     )
     expected = usual.generate(requests)
     for _ in range(2):

@@ -16,7 +16,15 @@ class Flex(Backend):
 
     name = "flex"
     traits = Traits(
-        ("cuda", "cpu"), FLOATS, (256, 1), mask="any", causal=True, lse=True, masked_lse=True, varlen=False
+        ("cuda", "cpu"),
+        FLOATS,
+        (256, 1),
+        mask="any",
+        causal=True,
+        lse=True,
+        masked_lse=True,
+        varlen=False,
+        narrowest_on_gpu=16,
     )
 
     def attend(
