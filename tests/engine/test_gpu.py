@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,14 @@ from tests.engine.plain import plain_pipeline
 from tests.engine.support import at_step, floats
 
 FAMILIES = sorted(name for name, case in BY_NAME.items() if not case.once)
-MAIN = sorted(name for name in FAMILIES if not BY_NAME[name].brief)
-"""Those whose code no other one runs."""
+SHARED = [Way(ulysses=2), Way(ring=2), Way(cfg=2)]
+PAIRS = [
+    (name, way)
+    for name in FAMILIES
+    for way in SHARED
+    if way == SHARED[0] or not BY_NAME[name].brief or BY_NAME[name].task == "t2v"
+]
+"""Those that run another one's code share its sequences alone."""
 GPU = {"device": "cuda", "executor": "multiproc", "mode": "step_batch", "warmup": ()}
 FLOAT32 = GPU | {"dtype": "float32", "pixels": "float32", "max_batch": 6}
 
@@ -170,8 +177,7 @@ def test_a_killed_rank_comes_back_and_its_requests_are_made(make_engine: MakeEng
 
 
 @pytest.mark.gpu2
-@pytest.mark.parametrize("way", [Way(ulysses=2), Way(ring=2), Way(cfg=2)], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "way"), PAIRS, ids=str)
 def test_two_gpus_give_the_pictures_of_one(make_engine: MakeEngine, name: str, way: Way) -> None:
     alone, together = (
         make_engine(BY_NAME[name].tiny, **FLOAT32),
@@ -180,6 +186,23 @@ def test_two_gpus_give_the_pictures_of_one(make_engine: MakeEngine, name: str, w
     for requests in batches(BY_NAME[name]):
         for output, one in zip(together.generate(requests), alone.generate(requests), strict=True):
             assert_same(output.media, one.media, 2e-3)
+
+
+@pytest.mark.gpu2
+@pytest.mark.parametrize("way", SHARED, ids=str)
+@pytest.mark.parametrize("name", ["flux", "qwen-image", "sdxl", "wan"])
+def test_two_gpus_record_compile_and_share_tiles(make_engine: MakeEngine, name: str, way: Way) -> None:
+    wide = {"height": 128, "width": 128, "num_inference_steps": 3}
+    requests = [replace(one, params={**one.params, **wide}) for one in BY_NAME[name].requests()]
+    usual = FLOAT32 | {"vae_tiling": True}
+    alone = make_engine(BY_NAME[name].tiny, **usual)
+    together = make_engine(
+        BY_NAME[name].tiny, **usual | way.settings | {"cuda_graphs": True, "compile": True}
+    )
+    expected = alone.generate(requests)
+    for _ in range(2):
+        for output, one in zip(together.generate(requests), expected, strict=True):
+            assert mean_distance(output.media, one.media) < 5e-3
 
 
 @pytest.mark.gpu2
