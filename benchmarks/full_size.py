@@ -171,7 +171,7 @@ def plain(task: Task, rows: Sequence[int]) -> list[tuple[int, float]]:
 
     dtype = torch.bfloat16 if task.device == "cuda" else torch.float32
     kind = getattr(diffusers, task.model.pipeline)
-    pipeline = kind.from_pretrained(task.folder, torch_dtype=dtype).to(task.device)
+    pipeline = kind.from_pretrained(task.folder, dtype=dtype).to(task.device)
     pipeline.set_progress_bar_config(disable=True)
 
     def call(count: int) -> None:

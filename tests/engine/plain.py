@@ -35,7 +35,7 @@ def plain_pipeline(folder: Path, name: str, device: str = "cpu", dtype: torch.dt
     for part in ("processor", "text_processor"):
         if (folder / part).exists():  # its half for videos needs torchvision
             absent[part] = PictureProcessor.from_pretrained(str(folder / part))
-    pipeline = kind.from_pretrained(str(folder), torch_dtype=dtype, **absent).to(device)
+    pipeline = kind.from_pretrained(str(folder), dtype=dtype, **absent).to(device)
     pipeline.set_progress_bar_config(disable=True)
     seen: dict[str, list[Media]] = {}
 
