@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from saggar.engine.models.source.files import INDEX, json_object, needed
+from saggar.engine.models.source.outline import write_outline
 from saggar.jobs.errors import ConfigError
 from saggar.storage.base import ObjectInfo, Storage, open_storage
 from saggar.storage.download import download
@@ -67,6 +69,36 @@ def fetch_for_people(model: str) -> str:
 
     cache = Path(os.environ.get("SAGGAR_MODEL_CACHE") or DEFAULT_CACHE)
     return local_model(model, cache, lambda line: click.echo(line, err=True))
+
+
+@contextmanager
+def outlined(model: str) -> Iterator[Path]:
+    """An S3 folder as an outline (engine/models/source/outline.py), gone at the end: no weights are fetched.
+
+    Raises as `local_model`.
+    """
+    storage = open_storage(model)
+    try:
+        with TemporaryDirectory(prefix="saggar-outline-") as folder:
+            wanted = _wanted(storage)
+
+            def read(name: str, first: int, end: int) -> bytes:
+                return _part(storage, wanted[name], first, end)
+
+            write_outline(Path(folder), {name: info.size for name, info in wanted.items()}, read)
+            yield Path(folder)
+    finally:
+        storage.close()
+
+
+def _part(storage: Storage, info: ObjectInfo, first: int, end: int) -> bytes:
+    """Of an object, as it was listed."""
+    found = bytearray()
+    for piece in storage.read(info.key, first, info.etag):
+        found += piece
+        if len(found) >= end - first:
+            break
+    return bytes(found[: end - first])
 
 
 def _fetch(storage: Storage, cache: Path, tell: Tell) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from saggar.engine.errors import LoadError
 from saggar.engine.models.capabilities import Capabilities, capabilities
-from saggar.engine.models.registry import AnyFamily, open_family
+from saggar.engine.models.registry import AnyFamily, family_in, outlined
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.source.files import WEIGHTS, needed
 from saggar.engine.models.source.weights import PICKLES, Tensor, read_header, read_weights
@@ -38,11 +39,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint as it would be served."""
+    """A checkpoint as it would be served. `folder`: where it lies; None: elsewhere, its weights were not fetched."""
 
     info: ModelInfo
     can: Capabilities
-    folder: str
+    folder: str | None
     parts: tuple[Part, ...]
 
     @property
@@ -68,13 +69,21 @@ class Inspection:
         }
 
 
-def inspect_model(model: str, max_batch: int = 8) -> Inspection:
-    """Raises as `open_family`. Damaged weights are no error here: their component says so."""
-    family = open_family(model)
-    checkpoint = family.checkpoint
+def inspect_model(model: str, max_batch: int = 8, outline: Path | None = None) -> Inspection:
+    """Raises as `open_family`. Of a hub id settings and headers are fetched, not the weights; of a model elsewhere the
+    caller has an outline (source/outline.py). Damaged weights are no error here: their component says so.
+    """
+    if outline is not None:
+        return _inspect(model, max_batch, outline, here=False)
+    with outlined(model) as (folder, here):
+        return _inspect(model, max_batch, folder, here)
+
+
+def _inspect(model: str, max_batch: int, folder: Path, here: bool) -> Inspection:
+    family = family_in(folder, model)
     parts = tuple(_parts(family))
-    can = capabilities(type(family), (checkpoint.class_name,))
-    return Inspection(family.info(model, max_batch, ""), can, str(checkpoint.folder), parts)
+    can = capabilities(type(family), (family.checkpoint.class_name,))
+    return Inspection(family.info(model, max_batch, ""), can, str(folder) if here else None, parts)
 
 
 def _parts(family: AnyFamily) -> Iterable[Part]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -20,7 +21,7 @@ from saggar.engine.models.base import Family
 from saggar.engine.models.diffusers_any.family import family_of
 from saggar.engine.models.packages import import_plugins
 from saggar.engine.models.source.checkpoint import Checkpoint
-from saggar.engine.models.source.huggingface import fetch, split_id
+from saggar.engine.models.source.huggingface import fetch, outlined_on_hub, split_id
 
 AnyFamily: TypeAlias = Family[Any, Any, Any]
 _FAMILIES: dict[str, type[AnyFamily]] = {}
@@ -59,7 +60,12 @@ def open_family(model: str) -> AnyFamily:
     """The family of a model, without weights; a hub id's files are fetched. Unsupported: unknown name or class;
     LoadError: a damaged folder.
     """
-    checkpoint = Checkpoint(resolve(model))
+    return family_in(resolve(model), model)
+
+
+def family_in(folder: Path, model: str) -> AnyFamily:
+    """As `open_family`, of a folder whose model has that name."""
+    checkpoint = Checkpoint(folder)
     known = families()
     family = known.get(checkpoint.class_name) or family_of(checkpoint.class_name)
     if family is None:
@@ -79,6 +85,21 @@ def resolve(model: str) -> Path:
     """The folder of a model: a folder, a name such as `saggar/emoji` that comes with the engine, or a hub id,
     whose files are fetched unless they are cached. Unsupported says what is wrong with any other.
     """
+    return _here(model) or fetch(model)
+
+
+@contextmanager
+def outlined(model: str) -> Iterator[tuple[Path, bool]]:
+    """As `resolve`, for who only looks: weights that are not here are not fetched. Whether all of it lies here."""
+    if folder := _here(model):
+        yield folder, True
+        return
+    with outlined_on_hub(model) as (folder, whole):
+        yield folder, whole
+
+
+def _here(model: str) -> Path | None:
+    """None: it is a hub id."""
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
@@ -91,7 +112,7 @@ def resolve(model: str) -> Path:
         named = model if "@" not in model else f"{model.partition('://')[0]}://..."  # it may hold a password
         raise Unsupported(f"{named}: the engine loads from folders: `saggar worker` fetches from S3 first")
     if split_id(model) and not model.startswith(f"{NAMESPACE}/"):
-        return fetch(model)
+        return None
     known = ", ".join(installed()) or "none installed"
     raise Unsupported(
         f"no model {model[:_SHOWN]!r}: it is no folder and no hub id (org/name), and the known names are: {known}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,13 +17,16 @@ from urllib.parse import unquote, urlsplit
 class Hub:
     """`with Hub({"org/name": folder}) as hub`: serves folders at `hub.url`; `served` are the files handed out.
 
+    `parts` are name and size of the pieces asked for by range, `ranges` whether such are given.
     `refuse` answers every request for a repository with this header X-Error-Code and status, as the hub does.
     """
 
     def __init__(self, folders: Mapping[str, Path], refuse: tuple[int, str] | None = None) -> None:
         self.folders = folders
         self.refuse = refuse
+        self.ranges = True
         self.served: list[str] = []
+        self.parts: list[tuple[str, int]] = []
         self.tokens: set[str | None] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -105,13 +109,19 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self._refuse(404, "EntryNotFound")
                 return
             data = path.read_bytes()
-            self.send_response(200)
+            wish = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "") if hub.ranges else "")
+            if wish:
+                data = data[int(wish[1]) : int(wish[2]) + 1]
+            self.send_response(206 if wish else 200)
             self.send_header("X-Repo-Commit", hub.commit(name))
             self.send_header("ETag", f'"{_etag(path)}"')
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             if body:
-                hub.served.append(file)
+                if wish:
+                    hub.parts.append((file, len(data)))
+                else:
+                    hub.served.append(file)
                 self.wfile.write(data)
 
         def _json(self, content: object) -> None:

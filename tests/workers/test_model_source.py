@@ -15,14 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 from saggar.engine.errors import LoadError
+from saggar.engine.models.inspection import inspect_model
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
 from saggar.storage.base import ObjectInfo
 from saggar.storage.errors import InvalidKey, StorageRefused
+from saggar.storage.s3 import S3Storage
 from saggar.workers import model_source
 from saggar.workers.cli import cli
 from saggar.workers.model_source import local_model
@@ -181,6 +185,43 @@ def test_what_is_no_model_is_one_clear_error(folder: str, s3_server: S3Server, t
     put("model_index.json", b"{")
     with pytest.raises(LoadError, match=r"paint/model_index\.json: "):
         local_model(folder, tmp_path)
+
+
+@pytest.mark.e2e
+def test_inspecting_fetches_no_weights(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server
+) -> None:
+    """The answer is that of the whole folder, the revision that a worker would serve among it."""
+    monkeypatch.setenv("SAGGAR_MODEL_CACHE", str(tmp_path / "cache"))
+    save_file({"w": np.zeros((1000, 700), np.float32)}, tmp_path / "w.safetensors")
+    put = putter(s3_server, folder)
+    put("unet/diffusion_pytorch_model.safetensors", (tmp_path / "w.safetensors").read_bytes())
+    reads: list[tuple[str, int, int]] = []
+    read = S3Storage.read
+
+    def counted(self: S3Storage, key: str, start: int = 0, etag: str | None = None) -> Iterator[bytes]:
+        got = 0
+        try:
+            for piece in read(self, key, start, etag):
+                got += len(piece)
+                yield piece
+        finally:
+            reads.append((key, start, got))
+
+    monkeypatch.setattr(S3Storage, "read", counted)
+    shown = CliRunner().invoke(cli, ["models", "inspect", folder, "--json"])
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(shown.stdout)
+    weights = [(start, got) for key, start, got in reads if key.endswith(".safetensors")]
+    assert sorted(start for start, _ in weights) == [0, 2_800_080 - (1 << 16)]
+    assert sum(got for _, got in weights) < len(WEIGHTS) / 2
+    assert not (tmp_path / "cache").exists()
+    assert (told["model"], told["folder"]) == (folder, None)
+    assert [part["values"] for part in told["components"]] == [700_000]
+    whole = inspect_model(local_model(folder, tmp_path / "cache")).to_dict()
+    assert told | {"model": None, "folder": None} == whole | {"model": None, "folder": None}
+    plain = CliRunner().invoke(cli, ["models", "inspect", folder]).output
+    assert "whose weights were not fetched" in plain
 
 
 class Listing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,7 +13,7 @@ from saggar.jobs.cards import Cards
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import connect
 from saggar.workers.commands.jobs import job_settings, redis_option
-from saggar.workers.model_source import fetch_for_people
+from saggar.workers.model_source import is_remote, outlined
 
 if TYPE_CHECKING:
     from saggar.engine.models.capabilities import Capabilities
@@ -77,11 +77,14 @@ def served(redis_url: str | None) -> None:
 def inspect(model: str, as_json: bool) -> None:
     """Show what MODEL is, takes and needs, without loading its weights.
 
-    MODEL is a folder, a hub id, s3://bucket/folder or a built-in name; what is not here is fetched first.
+    MODEL is a folder, a hub id, s3://bucket/folder or a built-in name. Of what lies elsewhere settings and the
+    headers of weights are read.
     """
     from saggar.engine.models.inspection import inspect_model
 
-    found = inspect_model(fetch_for_people(model))
+    with ExitStack() as stack:
+        outline = stack.enter_context(outlined(model)) if is_remote(model) else None
+        found = inspect_model(model, outline=outline)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
         return
@@ -123,7 +126,8 @@ def _told(found: Inspection) -> Iterator[str]:
         f"{info.model}",
         f"  {info.class_name}, served by the family {can.family}{whose}: {can.about}",
     )
-    yield from (f"  revision {info.revision}, in {found.folder}", "", "What it does")
+    where = f"in {found.folder}" if found.folder else "whose weights were not fetched"
+    yield from (f"  revision {info.revision}, {where}", "", "What it does")
     yield from _columns([*_media(found), *_abilities(can)])
     if found.parts:
         yield from ("", "Memory of its weights (what a step computes comes on top)")

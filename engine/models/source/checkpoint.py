@@ -20,8 +20,9 @@ from saggar.engine.models.source.files import INDEX, SETTINGS, json_object
 from saggar.engine.params import Narrowing
 from saggar.engine.request import JsonValue
 
-_SMALL = 1 << 20
-_SAMPLE = 1 << 16
+LARGE_BYTES = 1 << 20
+"""Of files above it a revision is made of their start and end, so many bytes of each:"""
+SAMPLE_BYTES = 1 << 16
 _LONGEST_NAME = 100
 
 
@@ -139,11 +140,11 @@ class Checkpoint:
 
 
 def _sample(path: Path) -> bytes:
-    if path.stat().st_size <= _SMALL:
+    if path.stat().st_size <= LARGE_BYTES:
         return path.read_bytes()
     with path.open("rb") as file:
-        start = file.read(_SAMPLE)
-        file.seek(-_SAMPLE, 2)
+        start = file.read(SAMPLE_BYTES)
+        file.seek(-SAMPLE_BYTES, 2)
         return start + file.read()
 
 

@@ -16,7 +16,7 @@ from saggar.engine.errors import LoadError
 from saggar.engine.models.source.files import choose_weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_LONGEST_HEADER = 100_000_000
+LONGEST_HEADER = 100_000_000
 _LFS = b"version https://git-lfs"
 _PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
 AGAIN = "copy or fetch it again"
@@ -72,7 +72,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         if start.startswith(_PICKLED):
             raise LoadError(f"{path}: a pickle under another name, which is never loaded: {_CONVERT}")
         length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
-        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+        if not 2 <= length <= min(LONGEST_HEADER, size - 8):
             raise LoadError(f"{path}: no safetensors file, or cut off in its header: {AGAIN}")
         file.seek(8)
         text = file.read(length)
