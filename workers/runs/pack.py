@@ -197,6 +197,7 @@ class Packer:
             "task": job.task,
             "bytes": sum(one.size for one in outputs),
             "versions": side.get("versions", {}),
+            "request": side.get("request", {}),  # enough to make it again: saggar verify --regenerate
         }
         if job.negative_prompt is not None:
             metadata["negative_prompt"] = job.negative_prompt

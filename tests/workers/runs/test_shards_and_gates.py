@@ -23,6 +23,13 @@ def run(file: Path, noop: Path, out: Path, *flags: object) -> tuple[int, str]:
     return saggar("run", file, "--model", noop, "--to", out, "--executor", "local", *flags)
 
 
+def is_made_again(out: Path, noop: Path) -> bool:
+    """Whether samples out of the shards come out equal."""
+    status, said = saggar("verify", out, "--regenerate", 3, "--model", noop, "--executor", "local")
+    assert "3 of 3 samples are the same again" in said, said
+    return status == 0
+
+
 def success(out: Path, name: str = "p") -> dict[str, object]:
     return json.loads((out / f"_runs/{name}/_SUCCESS").read_text())
 
@@ -48,6 +55,7 @@ def test_webdataset_reads_what_a_run_has_packed(tmp_path: Path, noop: Path) -> N
     assert success(out)["shards"] == len(shards)
     assert not [path for path in (out / "_runs/p/objects").rglob("*") if path.is_file()]
     assert (out / "contact-sheet.png").exists()
+    assert is_made_again(out, noop)
 
     shutil.rmtree(out / ".saggar")  # the queue is lost, the target knows
     status, said = run(file, noop, out, *flags)
@@ -74,6 +82,7 @@ def test_datasets_reads_parquet_and_an_extended_run_adds_a_shard(tmp_path: Path,
     )
     assert success(out)["done"] == 9
     assert is_clean(open_storage(str(out)))
+    assert is_made_again(out, noop)
 
 
 def test_refused_pictures_are_drawn_again_and_counted(tmp_path: Path, noop: Path) -> None:
