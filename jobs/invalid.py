@@ -55,12 +55,12 @@ _SENTENCES = {
 }
 
 
-def field_path(loc: Iterable[int | str]) -> str:
-    """`("loras", 0, "scale")` -> `loras[0].scale`."""
+def field_path(loc: Iterable[int | str], top: str = "job") -> str:
+    """`("loras", 0, "scale")` -> `loras[0].scale`; `top` is the name of the whole."""
     path = ""
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path or "job"
+    return path or top
 
 
 def shown(name: str) -> str:
@@ -76,16 +76,19 @@ def unknown_name(field: str, name: str, known: Iterable[str]) -> InvalidJob:
     return InvalidJob(field, f"unknown name{hint}", ", ".join(names) or "nothing here")
 
 
-def one_line(error: ValidationError, fields: Mapping[str, Iterable[str]], root: str = "") -> InvalidJob:
+def one_line(
+    error: ValidationError, fields: Mapping[str, Iterable[str]], root: str = "", top: str = "job"
+) -> InvalidJob:
     """The first of pydantic's errors as an InvalidJob.
 
     `fields` maps the path of an object ("" is the top) to the names it may have; `root` is put in
-    front of the path. Unknown names come first: they are usually the cause of a missing one.
+    front of the path; what is wrong with the whole is told of `top`. Unknown names come first: they
+    are usually the cause of a missing one.
     """
     details = error.errors(include_url=False, include_input=True)
     detail = next((d for d in details if d["type"] == "extra_forbidden"), details[0])
     loc = tuple(part for part in detail["loc"] if not _is_branch(part))
-    path = field_path((root, *loc) if root else loc)
+    path = field_path((root, *loc) if root else loc, top)
     if detail["type"] == "extra_forbidden":
         parent = field_path(p for p in loc[:-1] if isinstance(p, str)) if len(loc) > 1 else ""
         name = str(loc[-1])

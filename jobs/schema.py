@@ -34,6 +34,7 @@ MAX_JOB_BYTES = 64 * 1024
 MAX_SEED = 2**63 - 1
 MAX_OUTPUTS = 1024
 MAX_PARAMS = 128
+MAX_MODEL = 128
 
 Scalar = bool | int | float | str | None
 ParamValue = Scalar | list[Scalar]
@@ -171,6 +172,11 @@ def new_id() -> str:
     return uuid4().hex
 
 
+def is_model_name(name: str) -> bool:
+    """Whether jobs can ask for a model of this name."""
+    return len(name) <= MAX_MODEL and _MODEL.fullmatch(name) is not None
+
+
 class Job(_Part):
     """One generation job as a producer states it. Frozen; unknown fields are refused.
 
@@ -179,7 +185,7 @@ class Job(_Part):
 
     version: Literal[1] = 1
     id: JobId = Field(default_factory=new_id)
-    model: Annotated[str, _text(_MODEL, "the name of a served model, such as saggar/emoji", 128)]
+    model: Annotated[str, _text(_MODEL, "the name of a served model, such as saggar/emoji", MAX_MODEL)]
     task: Annotated[str, _text(_TASK, "a task of the model, such as t2i", 32)] = "t2i"
     prompt: Text = Field(repr=False)  # what people ask for stays out of logs
     negative_prompt: Text | None = Field(default=None, repr=False)

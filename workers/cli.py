@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 
 import click
 
 # command -> (module, attribute, one line of help)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
-    "run": ("saggar.workers.commands.run", "run", "Make every picture of a manifest of prompts."),
+    "run": ("saggar.workers.commands.run", "run", "Make what a manifest asks for: pictures, videos, sounds."),
     "runs": (
         "saggar.workers.commands.runs",
         "runs",
         "List runs; pause, resume, cancel, retry, compare them.",
     ),
-    "worker": ("saggar.workers.commands.worker", "worker", "Serve one model: take jobs, make pictures."),
+    "worker": ("saggar.workers.commands.worker", "worker", "Serve one model: take jobs, store results."),
     "node": ("saggar.workers.commands.node", "node", "Lend this machine's ranks to a worker on another."),
     "submit": ("saggar.workers.commands.jobs", "submit", "Queue one job."),
     "watch": ("saggar.workers.commands.jobs", "watch", "Follow a job or a run as it happens."),
@@ -54,7 +53,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="saggar")
 def cli() -> None:
-    """Pictures and videos by the hundred thousand: a durable queue in front of a diffusion engine.
+    """Pictures, videos and sounds by the hundred thousand: a durable queue in front of a diffusion engine.
 
     Start with:  saggar run examples/prompts.jsonl
     """
@@ -62,30 +61,10 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: an error of ours is one line on standard error, never a traceback."""
-    import redis
-    from saggar.engine.errors import EngineError
-    from saggar.jobs.errors import SaggarError
-    from saggar.storage.errors import StorageError
-    from saggar.workers.servers import ServerError
+    from saggar.workers.told import one_line_errors
 
-    try:
+    with one_line_errors():
         cli(standalone_mode=True)
-    except (SaggarError, ServerError, StorageError, EngineError) as error:
-        click.secho(f"saggar: {error}", fg="red", err=True)
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        click.secho(
-            f"saggar: {error.name} is not installed: pip install 'saggar[worker,embedded,s3]'",
-            fg="red",
-            err=True,
-        )
-        sys.exit(2)
-    except OSError as error:
-        click.secho(f"saggar: {error}", fg="red", err=True)
-        sys.exit(2)
-    except redis.ConnectionError as error:
-        click.secho(f"saggar: Redis cannot be reached: {error}", fg="red", err=True)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

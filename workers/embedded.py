@@ -19,6 +19,7 @@ from typing import IO, Self
 from saggar.jobs.settings import JobSettings
 from saggar.workers.servers import RedisServer, ServerError
 from saggar.workers.settings import HANDED_ON, WorkerSettings
+from saggar.workers.supervisor import CANNOT_START
 
 # Results of an embedded run stay known for a month: running the file again must find them.
 RECORD_TTL_S = 30 * 24 * 3600
@@ -40,6 +41,7 @@ class EmbeddedCluster:
     settings: WorkerSettings = field(init=False)
     worker: subprocess.Popen[bytes] = field(init=False)
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
+    _log_began: int = field(default=0, init=False, repr=False)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -65,12 +67,17 @@ class EmbeddedCluster:
     def log(self) -> Path:
         return self.folder / "worker.log"
 
-    def log_tail(self, characters: int = 1500) -> str:
-        """How the worker's log ends."""
-        return self.log.read_text(errors="replace")[-characters:]
+    def last_words(self, characters: int = 1500) -> str:
+        """Why the worker could not start, in its own line; else how its log of this start ends, from a new line on."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_began)
+            said = log.read().decode(errors="replace").strip()
+        _, refused, why = said.rpartition(CANNOT_START)
+        return why if refused else f"\n{said[-characters:]}"
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as sink:
+            self._log_began = sink.tell()  # behind what earlier starts have said
             return subprocess.Popen(
                 [sys.executable, "-m", "saggar.workers.supervisor"],
                 env=os.environ | {HANDED_ON: self.settings.handed_on},

@@ -22,11 +22,14 @@ from saggar.engine.choices import parse_attention
 from saggar.engine.config import EngineConfig, Nodes
 from saggar.engine.engine import Engine
 from saggar.engine.errors import EngineError, LoadError, Unsupported
+from saggar.engine.models.registry import open_family
+from saggar.engine.models.source.huggingface import split_id
 from saggar.jobs.cards import Cards, ModelCard
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.lanes import Lanes, LaneSettings, LateAppetite, lane_name, lanes_of
 from saggar.jobs.ledger import Ledger, cancel_channel
 from saggar.jobs.record import JobError
+from saggar.jobs.schema import is_model_name
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, StorageSettings, open_storage
 from saggar.storage.errors import Conflict, InvalidKey, NotFound, StorageConfigError, StorageRefused
@@ -41,13 +44,13 @@ from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.inputs.fetch import Fetcher
 from saggar.workers.inputs.load import InputLoader
 from saggar.workers.line import Line
-from saggar.workers.model_source import local_model
+from saggar.workers.model_source import is_remote, local_model
 from saggar.workers.pool import pool_on
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.runs.keeper import MODEL_EVERY_S, RunKeeper
 from saggar.workers.service import Service
 from saggar.workers.settings import WorkerSettings
-from saggar.workers.supervisor import LOG_FORMAT, REFUSED, watch_parent
+from saggar.workers.supervisor import CANNOT_START, LOG_FORMAT, REFUSED, watch_parent
 from saggar.workers.tasks import register_generate, register_revoke
 from saggar.workers.translate import to_card
 from saggar.workers.versions import versions
@@ -83,6 +86,7 @@ class ModelWorker:
 
     def _start(self, stack: ExitStack) -> Worker:
         settings = self._settings
+        _check(settings)
         client = connect(settings.jobs)
         stack.callback(client.close)
         _wait_for(client)
@@ -234,6 +238,21 @@ class ModelWorker:
         threading.Thread(target=refresh, name="saggar-card", daemon=True).start()
 
 
+def _check(settings: WorkerSettings) -> None:
+    """What can be known to be wrong here is told before any server is waited for.
+
+    Raises ConfigError, Unsupported, LoadError.
+    """
+    _engine_config(settings, settings.model)
+    if not is_remote(settings.model) and split_id(settings.model) is None:
+        open_family(settings.model)
+    if not is_model_name(settings.name):
+        raise ConfigError(
+            f"no job can ask for a model called {settings.name!r}: rename its folder, or give --model-name (allowed: "
+            "letters, digits and . _ - that begin with a letter or digit, up to four such parts between slashes)"
+        )
+
+
 def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
     return EngineConfig(
         model=model,
@@ -335,7 +354,7 @@ def main() -> int:
     try:
         return (ModelWorker if settings.role == "model" else ChoresWorker)(settings).run()
     except (Unsupported, LoadError, StorageConfigError, StorageRefused, InvalidKey, ConfigError) as error:
-        log.error("cannot start: %s", error)
+        log.error("%s%s", CANNOT_START, error)
         return REFUSED
     except (EngineError, Conflict, NotFound, redis.RedisError) as error:
         log.error("could not start: %s", error)

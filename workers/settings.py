@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 from saggar.jobs.errors import ConfigError
+from saggar.jobs.invalid import one_line
 from saggar.jobs.settings import JobSettings
 from saggar.workers.inputs.policy import Limits, Policy, Source
 
@@ -238,9 +239,7 @@ class WorkerSettings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            field = ".".join(map(str, first["loc"])) or "settings"
-            raise ConfigError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise ConfigError(str(one_line(error, {"": cls.model_fields}, top="settings"))) from None
 
 
 def public_name(model: str) -> str:

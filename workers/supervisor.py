@@ -29,6 +29,7 @@ log = logging.getLogger("saggar.supervisor")
 
 # The child's exit status for "starting again would end the same way" (sysexits.h: EX_CONFIG).
 REFUSED = 78
+CANNOT_START = "cannot start: "  # then its log says why
 _LOOK_S = 5.0  # the child's end is a signal: this is the net
 LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 

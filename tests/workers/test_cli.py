@@ -16,6 +16,7 @@ from saggar.jobs.settings import JobSettings
 from saggar.workers.cli import COMMANDS, cli
 from saggar.workers.servers import RedisServer
 from saggar.workers.settings import WorkerSettings
+from saggar.workers.told import one_line_errors
 
 SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
 
@@ -45,10 +46,15 @@ def test_each_command_explains_itself(name: str) -> None:
     [
         (["status", "x", "--redis", "http://h"], "redis_url: is not a Redis URL"),
         (["status", "x", "--redis", "redis://127.0.0.1:1/0"], "Redis cannot be reached"),
-        (["worker", "--max-batch", "0", "--redis", "redis://h"], "max_batch"),
+        (["status", "x", "--redis", "redis://127.0.0.1:1/0"], "make cluster"),
+        (["worker", "--max-batch", "0", "--redis", "redis://h"], "max_batch: 0 is too small (allowed: >= 1)"),
+        (["worker", "--dtype", "int8"], "dtype: is not one of the allowed values (allowed: 'auto', "),
         (["worker", "--max-batch", "64", "--concurrency", "8"], "concurrency must be at least max_batch + 2"),
         (["models", "inspect", "saggar/nothing"], "no model 'saggar/nothing'"),
         (["run", "missing.jsonl"], "missing.jsonl: no such file"),
+        (["run", "missing.jsonl", "--window", "0"], "--window: 0 is too small (allowed: >= 1)"),
+        (["run", "missing.jsonl", "--format", "parquet", "--shard-mb", "0"], "--shard-mb: 0.0 is no size"),
+        (["run", "missing.jsonl", "--name", "../x"], "--name: has a form that is not allowed (allowed: 1 to"),
         (["submit", "p", "--model", "../etc", "--redis", "redis://127.0.0.1:1/0"], "model: has a form"),
     ],
 )
@@ -57,6 +63,58 @@ def test_an_error_is_one_line_that_says_what_to_do(arguments: list[str], said: s
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "nothing"], "cannot start: no model 'nothing'"),
+        (["--device", "tpu"], "cannot start: device must be auto, cpu, cuda or cuda:N, not 'tpu'"),
+        (
+            ["--model-name", "../x"],
+            "cannot start: no job can ask for a model called '../x': rename its folder",
+        ),
+        (["--attention", "fast"], "cannot start: attention: 'fast' is not ROLE=KERNEL"),
+    ],
+)
+def test_a_worker_says_what_is_wrong_with_its_settings_before_it_waits_for_redis(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    away = ["--redis", "redis://127.0.0.1:1/0", "--store", str(tmp_path)]
+    done = subprocess.run(
+        [*SAGGAR, "worker", *arguments, *away], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 78
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (redis.TimeoutError("Timeout reading from socket"), "Redis cannot be reached: Timeout reading"),
+        (
+            redis.AuthenticationError("invalid username-password pair"),
+            "Redis refuses the user or the password",
+        ),
+        (redis.ResponseError("unknown command 'X', with args beginning with: 'a cat'"), "refuses a command"),
+        (ConfigError("a: b\n"), "saggar: a: b\n"),
+        (PermissionError(13, "Permission denied", "/x"), "Permission denied: '/x'"),
+    ],
+)
+def test_what_others_bring_about_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise error
+    told = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (2, 1)
+    assert said in told
+    assert "a cat" not in told
+
+
+def test_a_fault_of_ours_is_no_line() -> None:
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        raise ZeroDivisionError
 
 
 def test_flags_go_over_the_environment_over_defaults(tmp_path: Path) -> None:
@@ -143,8 +201,17 @@ def test_what_matches_nothing_says_so(redis_url: str) -> None:
     runner = CliRunner()
     unknown = runner.invoke(cli, ["cancel", "nosuch", "--redis", redis_url])
     assert (unknown.exit_code, unknown.output.strip()) == (2, "nosuch unknown")
-    assert "no such jobs" in runner.invoke(cli, ["list", "--run", "nosuch", "--redis", redis_url]).output
-    assert "no model yet" in runner.invoke(cli, ["models", "served", "--redis", redis_url]).output
+    for arguments, said in (
+        (["list", "--run", "nosuch"], "no such jobs"),
+        (["models", "served"], "no model yet"),
+        (["runs"], "no runs: saggar run MANIFEST"),
+        (["dead", "list"], "no jobs are set aside"),
+        (["watch", "--run", "nosuch", "--no-follow"], "no events of run nosuch"),
+        (["cancel", "--run", "nosuch"], "run nosuch has no open jobs"),
+        (["retry", "--run", "nosuch"], "run nosuch has no failed jobs"),
+    ):
+        result = runner.invoke(cli, arguments, env={"SAGGAR_REDIS_URL": redis_url})
+        assert (result.exit_code, said in result.output) == (0, True), result.output
     nobody = subprocess.run(
         [*SAGGAR, "submit", "p", "--model", "a/b", "--redis", redis_url],
         capture_output=True,

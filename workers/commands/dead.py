@@ -17,9 +17,12 @@ def dead() -> None:
 def list_dead(limit: int, redis_url: str | None) -> None:
     """Show them, newest first, with the reason."""
     with open_client(redis_url) as client:
-        for record in client.list(dead=True, limit=limit).records:
-            reason = f"{record.error.kind}: {record.error.message}" if record.error else record.state
-            click.echo(f"{record.id:<34} attempts {record.attempt}  {reason}")
+        records = client.list(dead=True, limit=limit).records
+    for record in records:
+        reason = f"{record.error.kind}: {record.error.message}" if record.error else record.state
+        click.echo(f"{record.id:<34} attempts {record.attempt}  {reason}")
+    if not records:
+        click.echo("no jobs are set aside", err=True)
 
 
 @dead.command("retry")

@@ -134,21 +134,31 @@ def watch(job_id: str | None, run: str | None, as_json: bool, no_follow: bool, r
     if (job_id is None) == (run is None):
         raise click.UsageError("give a job's id or --run NAME")
     with open_client(redis_url) as client:
+        seen = False
         for event in client.events(job_id, run=run, follow=not no_follow):
+            seen = True
             click.echo(event.to_json() if as_json else _event_line(event))
+    if not seen:
+        what = f"run {run}: never started here, or they" if run else f"job {job_id}: they"
+        click.echo(f"no events of {what} have expired", err=True)
 
 
 def _event_line(event: Event) -> str:
     parts = [event.time.strftime("%H:%M:%S.%f")[:-3], f"{event.kind:<10}", event.job or ""]
     shown = {name: value for name, value in event.data.items() if value not in (None, "")}
     if event.kind == "progress":
-        shown = {"step": f"{event.data.get('step')}/{event.data.get('steps')}"}
+        shown = {"step": _steps(event.data.get("step"), event.data.get("steps"))}
     return "  ".join([*parts, *(f"{name}={value}" for name, value in shown.items())])
+
+
+def _steps(step: object, steps: object) -> str:
+    """How many there will be is not known before the prompt is encoded."""
+    return f"{step}/{steps}" if steps else f"{step}"
 
 
 @click.command()
 @click.argument("job_id")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="The whole record.")
 @redis_option
 def status(job_id: str, as_json: bool, redis_url: str | None) -> None:
     """Show what has become of a job."""
@@ -170,7 +180,7 @@ def _facts(record: JobRecord) -> list[tuple[str, object]]:
     if record.position is not None:
         facts.append(("position", f"{record.position + 1} in the queue"))
     if record.progress is not None:
-        facts.append(("progress", f"step {record.progress.step} of {record.progress.steps}"))
+        facts.append(("progress", f"step {_steps(record.progress.step, record.progress.steps)}"))
     facts.append(("attempt", record.attempt))
     if record.error is not None:
         facts.append(("error", f"{record.error.kind}: {record.error.message}"))
@@ -233,7 +243,10 @@ def cancel(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> 
             _planned(
                 client, lambda runs: runs.change(run, "cancelled", "by hand"), lambda runs: runs.void(run)
             )
-        for job_id in [*job_ids, *(_ids(client, run, OPEN) if run else ())]:
+        wanted = [*job_ids, *(_ids(client, run, OPEN) if run else ())]
+        if not wanted:
+            click.echo(f"run {run} has no open jobs", err=True)
+        for job_id in wanted:
             outcome = client.cancel(job_id)
             unknown |= outcome.outcome == "unknown"
             click.echo(f"{job_id} {outcome.outcome}" + (f" ({outcome.state})" if outcome.state else ""))
@@ -250,9 +263,11 @@ def retry(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> N
         raise click.UsageError("give ids of jobs or --run NAME")
     refused = False
     with open_client(redis_url) as client:
-        if run is not None:
-            _planned(client, lambda runs: runs.again(run, ["failed"]))
-        for job_id in [*job_ids, *(_ids(client, run, ("failed",)) if run else ())]:
+        planned = run is not None and _planned(client, lambda runs: runs.again(run, ["failed"]))
+        wanted = [*job_ids, *(_ids(client, run, ("failed",)) if run else ())]
+        if not wanted and not planned:
+            click.echo(f"run {run} has no failed jobs", err=True)
+        for job_id in wanted:
             try:
                 client.retry(job_id)
                 click.echo(f"{job_id} queued")
@@ -262,15 +277,16 @@ def retry(job_ids: tuple[str, ...], run: str | None, redis_url: str | None) -> N
     sys.exit(2 if refused else 0)
 
 
-def _planned(client: JobClient, *changes: Callable[[RunLedger], object]) -> None:
-    """Of a run that was planned (saggar run): its rows too. A name that jobs alone have is none."""
+def _planned(client: JobClient, *changes: Callable[[RunLedger], object]) -> bool:
+    """Of a run that was planned (saggar run): its rows too. False: a name that jobs alone have is none."""
     connection = connect(client.settings)
     try:
         runs = RunLedger(connection, client.settings)
         for change in changes:
             change(runs)
+        return True
     except UnknownRun:
-        return
+        return False
     finally:
         connection.close()
 

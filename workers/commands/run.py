@@ -1,4 +1,4 @@
-"""`saggar run MANIFEST`: prompts from start to pictures, on this machine or on a cluster's queue."""
+"""`saggar run MANIFEST`: prompts from start to files, on this machine or on a cluster's queue."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from saggar.jobs.cards import ModelCard
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.runs import Controller, Run, RunLedger, RunSpec
+from saggar.jobs.schema import Job
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, open_storage
 from saggar.workers.runs.drive import drive
@@ -27,6 +28,7 @@ from saggar.workers.runs.manifest import Manifest
 from saggar.workers.runs.options import run_options
 from saggar.workers.runs.place import CardDesk, Place, open_place
 from saggar.workers.runs.readers import Columns, check_manifest
+from saggar.workers.runs.report import HTML_NAME as REPORT
 from saggar.workers.runs.sheet import NAME as SHEET
 from saggar.workers.uploads import workers_store
 
@@ -35,11 +37,11 @@ from saggar.workers.uploads import workers_store
 @click.argument("manifest", type=click.Path(path_type=Path))
 @run_options
 def run(manifest: Path, **options: object) -> None:
-    """Make every picture of MANIFEST: JSON lines, CSV, Parquet, a .txt file with a prompt a line, or a folder that
-    `datasets` reads.
+    """Make the pictures, videos or sounds of MANIFEST: JSON lines, CSV, Parquet, a .txt file with a prompt a line, or a
+    folder that `datasets` reads.
 
-    Without --cluster everything runs here: a private Redis, one worker, and a folder for the pictures. The same command
-    again makes only what is missing.
+    Without --cluster everything runs here: a private Redis, one worker, and a folder for the files. The same command
+    again makes only what is missing. A model that makes no pictures of prompts needs its task: --set task=t2v.
     """
     ask = Ask.of(manifest, options)
     check_manifest(manifest)
@@ -189,12 +191,13 @@ class Session:
         if not manifest.bad:
             return
         if not self._ask.skip_bad:
-            raise ConfigError(f"{manifest.bad} bad rows, nothing was queued:\n{manifest.complaint()}")
+            raise ConfigError(
+                f"{manifest.bad} bad rows, nothing was queued (--skip-bad leaves them out):\n{manifest.complaint()}"
+            )
         if not manifest.planned:
             raise ConfigError(f"every row is bad, nothing was queued:\n{manifest.complaint()}")
-        self._console.print(
-            f"[yellow]{manifest.bad} bad rows left out:[/yellow]\n{manifest.complaint()}", markup=False
-        )
+        self._console.print(f"[yellow]{manifest.bad} bad rows left out:[/yellow]")
+        self._console.print(manifest.complaint(), markup=False, highlight=False, soft_wrap=True)
 
     def _tell(self, manifest: Manifest, registered: Run | None, card: ModelCard) -> None:
         """The plan, in a line or three."""
@@ -215,26 +218,48 @@ class Session:
 
     def _show(self, ended: Run) -> None:
         """The contact sheet, and what to do next."""
-        local = self._target.url.startswith("file:")
         if self._target.head(SHEET) is None:
             self._console.print("[yellow]no contact sheet: it could not be made[/yellow]")
             return
-        target = self._ask.target
-        sheet = str(Path(target) / SHEET) if local and "://" not in target else self._target.uri(SHEET)
-        self._console.print(f"Look at [bold]{sheet}[/bold]", soft_wrap=True)
-        if self._place.embedded and local and ended.spec.format == "objects":
-            self._console.print(
-                f"The pictures are {target}/ID/a1/0-....png, each with a .json beside it. Try next:",
-                soft_wrap=True,
+        self._say(f"Look at [bold]{self._shown(SHEET)}[/bold]")
+        report = f"{self._folder.base}/{REPORT}"
+        if self._target.head(report) is not None:
+            self._say(f"The report is {self._shown(report)}")
+        if self._place.embedded and self._is_folder and ended.spec.format == "objects":
+            _, first = next(iter(self._folder.rows(0)))
+            extension = str(first.output.format).replace("jpeg", "jpg")
+            self._say(
+                f"The files are {self._ask.target}/ID/a1/0-....{extension}, each with a .json beside it. "
+                "Try next:"
             )
-            model = shlex.quote(self._ask.model or self._place.model)
-            with_model = f" --model {model}" if self._ask.model else ""
-            for command, what in (
-                (f"saggar run my-prompts.txt --to out/mine{with_model}", "one prompt a line"),
-                (f"saggar models inspect {model}", "what --set can change"),
-                ("README.md, 'A cluster'", "workers in shells of their own"),
-            ):
-                self._console.print(f"  {command:<46} {what}", highlight=False, markup=False, soft_wrap=True)
+            for line in _next_steps(self._ask.model, self._place.model, first):
+                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def _is_folder(self) -> bool:
+        return self._target.url.startswith("file:")
+
+    def _shown(self, key: str) -> str:
+        """An object of the target as one would type it."""
+        target = self._ask.target
+        return str(Path(target) / key) if self._is_folder and "://" not in target else self._target.uri(key)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _next_steps(asked: str | None, name: str, first: Job) -> list[str]:
+    """Commands to try, each with what it is for. `asked`: the model as it was typed, if it was; `name`: as jobs say."""
+    model = shlex.quote(asked or name)
+    flags = f" --model {model}" if asked else ""
+    flags += "" if first.task == "t2i" else f" --set task={first.task}"
+    steps = (
+        (f"saggar run my-prompts.txt --to out/mine{flags}", "one prompt a line"),
+        (f"saggar models inspect {model}", "what --set can change"),
+        ("README.md, 'A cluster'", "workers in shells of their own"),
+    )
+    width = max(len(command) for command, _ in steps)
+    return [f"  {command:<{width}}  {what}" for command, what in steps]
 
 
 def _params(card: ModelCard | None) -> Sequence[str]:

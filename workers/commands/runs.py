@@ -43,8 +43,11 @@ def _ledger(redis_url: str | None) -> Iterator[RunLedger]:
 def list_runs(redis_url: str | None = None, as_json: bool = False) -> None:
     """List runs, the newest first."""
     with _ledger(redis_url) as ledger:
-        for run in ledger.list():
-            click.echo(json.dumps(_told(run)) if as_json else _line(run))
+        found = list(ledger.list())
+    for run in found:
+        click.echo(json.dumps(_told(run)) if as_json else _line(run))
+    if not found:
+        click.echo("no runs: saggar run MANIFEST --cluster --to ... begins one", err=True)
 
 
 def _line(run: Run) -> str:
@@ -74,7 +77,7 @@ def show(name: str, redis_url: str | None, as_json: bool) -> None:
         click.echo(f"because: {run.why}")
     click.echo(
         f"open {run.open}, waiting {run.waiting}; {run.rate:.1f} rows/s; mean batch {run.mean_batch:.1f}; "
-        f"{run.pictures} pictures, {run.bytes / 1e6:,.1f} MB"
+        f"{run.pictures} outputs, {run.bytes / 1e6:,.1f} MB"
     )
     if run.state == "running" and not run.held:
         who = "a worker takes it up soon" if run.spec.detached else "saggar run, as it was started, goes on"
@@ -177,9 +180,9 @@ def _change(redis_url: str | None, change: Callable[[RunLedger], str], wanted: s
 
 
 def _say(name: str, state: str, wanted: str) -> None:
-    click.echo(f"{name} {state}")
     if state != wanted:
         raise SaggarError(f"run {name} is {state}: it cannot become {wanted}")
+    click.echo(f"{name} {state}")
 
 
 def _told(run: Run) -> dict[str, JsonValue]:

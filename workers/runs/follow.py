@@ -27,7 +27,7 @@ def progress_line(console: Console, run: Run) -> Iterator[Callable[[Run], None]]
     meter.rate(run)
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(
-            "pictures", total=run.planned, completed=run.settled, rate=0.0, batch=0.0, trouble=""
+            "jobs", total=run.planned, completed=run.settled, rate=0.0, batch=0.0, trouble=""
         )
 
         def show(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar, get_args
 import click
 from pydantic import TypeAdapter, ValidationError
 from saggar.jobs.errors import ConfigError
+from saggar.jobs.invalid import one_line
 from saggar.jobs.runs import OutputFormat
 from saggar.jobs.runs.plan import parse_pairs
 from saggar.jobs.runs.record import WINDOW, RunSpec
@@ -61,17 +63,24 @@ OPTIONS = (
     click.option(
         "--time-budget", "time_budget_s", type=float, metavar="SECONDS", help="Pause the run after so long."
     ),
-    click.option("--format", "format_", type=click.Choice(FORMATS), default="objects", show_default=True),
-    click.option("--shard-count", type=int, metavar="ROWS", help="Pictures of a shard, at most."),
+    click.option(
+        "--format",
+        "format_",
+        type=click.Choice(FORMATS),
+        default="objects",
+        show_default=True,
+        help="Single files, or shards; a file's own form is --set format=webp.",
+    ),
+    click.option("--shard-count", type=int, metavar="ROWS", help="Samples of a shard, at most."),
     click.option("--shard-mb", type=float, metavar="MB", help="Size of a shard.  [default: 256]"),
     click.option(
         "--gate",
         "gates",
         multiple=True,
         metavar="NAME",
-        help="A check that every picture must pass; see docs/runs.md.",
+        help="A check that every output must pass; see docs/gates.md.",
     ),
-    click.option("--accept", type=int, default=0, help="Accepted pictures wanted of a row.  [default: all]"),
+    click.option("--accept", type=int, default=0, help="Accepted outputs wanted of a row.  [default: all]"),
     click.option(
         "--redraws", type=int, default=8, show_default=True, help="Further draws that a row may cost."
     ),
@@ -83,7 +92,9 @@ OPTIONS = (
     click.option("--data", type=_PATH, help="Where the embedded queue lives.  [default: TO/.saggar]"),
     click.option("--max-batch", type=int, help="Most rows of one batch.  [default: 8]"),
     click.option("--device", help="auto, cpu, cuda or cuda:N."),
-    click.option("--executor", type=click.Choice(["multiproc", "local"])),
+    click.option(
+        "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
+    ),
     click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end."),
 )
 _SETTINGS = ("window", "max_failures", "time_budget_s", "sheet", "shard_count", "gates", "accept", "redraws")
@@ -148,6 +159,8 @@ def _output_settings(options: dict[str, object], name: str) -> dict[str, object]
     if form != "objects":
         settings["prefix"] = staging(name)
     if megabytes is not None:
+        if not 0 < float(str(megabytes)) < math.inf:
+            raise ConfigError(f"--shard-mb: {megabytes} is no size (allowed: above 0)")
         settings["shard_bytes"] = round(float(str(megabytes)) * 1e6)
     return settings
 
@@ -168,6 +181,6 @@ def _check_settings(settings: dict[str, object]) -> None:
     try:
         TypeAdapter(RunSpec).validate_python({**required, **settings})
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        flag = str(first["loc"][0]).removesuffix("_s").replace("_", "-")
-        raise ConfigError(f"--{flag}: {first['msg']}") from None
+        line = one_line(error, {})
+        flag = line.field.partition("[")[0].removesuffix("_s").replace("_", "-")
+        raise ConfigError(f"--{flag}{str(line).removeprefix(line.field)}") from None

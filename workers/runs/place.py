@@ -48,9 +48,11 @@ def open_place(
     if redis_url is not None:
         for flag in _OF_WORKERS:
             if worker.get(flag) is not None:
-                raise ConfigError(f"--{flag.replace('_', '-')} is the worker's: it says nothing with --redis")
+                raise ConfigError(
+                    f"--{flag.replace('_', '-')} is the worker's: it says nothing with --cluster"
+                )
         if data is not None:
-            raise ConfigError("--data is the embedded queue's folder: it says nothing with --redis")
+            raise ConfigError("--data is the embedded queue's folder: it says nothing with --cluster")
         yield Place(job_settings(redis_url), name, embedded=False)
         return
     flags = {**worker, "model": model, "store": target}
@@ -61,7 +63,7 @@ def open_place(
 
         def alive() -> None:
             if cluster.worker.poll() is not None:
-                raise WorkerEnded(f"the worker ended; its log {cluster.log} ends with:\n{cluster.log_tail()}")
+                raise WorkerEnded(f"the worker ended (its log is {cluster.log}): {cluster.last_words()}")
 
         yield Place(cluster.settings.jobs, cluster.settings.name, embedded=True, alive=alive)
 

@@ -1,0 +1,44 @@
+"""Errors as people are told of them: one line with what is wrong and what to do, never a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What a caller, a file or a server that is away brings about ends the process with a line and status 2. Anything
+    else is a fault of ours and passes."""
+    import redis
+    from saggar.engine.errors import EngineError
+    from saggar.jobs.errors import SaggarError
+    from saggar.storage.errors import StorageError
+    from saggar.workers.servers import ServerError
+
+    try:
+        yield
+    except (SaggarError, ServerError, StorageError, EngineError) as error:
+        _end(str(error).strip())
+    except ModuleNotFoundError as error:
+        _end(f"{error.name} is not installed: pip install 'saggar[worker,embedded,s3]'")
+    except redis.AuthenticationError as error:
+        _end(f"Redis refuses the user or the password of its URL: {error}")
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        _end(
+            f"Redis cannot be reached: {str(error).rstrip('.')}; name yours in SAGGAR_REDIS_URL, or start one to try "
+            "with: make cluster"
+        )
+    except redis.ResponseError as error:
+        # Redis repeats the arguments of a command that it does not know, and a prompt may be among them.
+        _end(f"Redis refuses a command: {str(error).partition(', with args')[0]}")
+    except OSError as error:
+        _end(str(error))
+
+
+def _end(line: str) -> None:
+    click.secho(f"saggar: {line}", fg="red", err=True)
+    sys.exit(2)
