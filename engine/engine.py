@@ -67,6 +67,7 @@ class Engine:
         """
         family = open_family(config.model)
         check_start(config, family)
+        _check_warmup(config, family)
         config = replace(config, mode="step_batch") if family.streaming else config
         if config.mode == "step_batch" and not family.step_batching:
             raise Unsupported(
@@ -288,6 +289,15 @@ class Engine:
 
     def _interrupt(self, replica: int, plan_id: int, request_ids: Iterable[str]) -> None:
         self._loops[replica].executor.cancel(plan_id, request_ids)
+
+
+def _check_warmup(config: EngineConfig, family: AnyFamily) -> None:
+    """Before anything is loaded. Unsupported names the field and what is allowed."""
+    for kind in config.warmup:
+        try:
+            family.warmup_request(kind)
+        except InvalidRequest as error:
+            raise Unsupported(f"warmup: {error}") from error
 
 
 def _start_all(executors: Sequence[Executor]) -> list[Ready]:

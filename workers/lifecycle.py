@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import redis
 from saggar.engine.choices import parse_attention
-from saggar.engine.config import EngineConfig, Nodes
+from saggar.engine.config import EngineConfig, Nodes, WarmUp
 from saggar.engine.engine import Engine
 from saggar.engine.errors import EngineError, LoadError, Unsupported
 from saggar.engine.models.registry import open_family
@@ -265,6 +265,8 @@ def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
         vae_tiling=settings.vae_tiling,
         compile=settings.compile,
         cuda_graphs=settings.cuda_graphs,
+        calibration_file=settings.calibration_file,
+        warmup=tuple(WarmUp(kind.params, kind.rows, kind.negative_prompt) for kind in settings.warmup),
         ulysses=settings.ulysses,
         ring=settings.ring,
         cfg=settings.cfg,

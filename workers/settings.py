@@ -21,12 +21,14 @@ from saggar.jobs.errors import ConfigError
 from saggar.jobs.invalid import one_line
 from saggar.jobs.settings import JobSettings
 from saggar.workers.inputs.policy import Limits, Policy, Source
+from saggar.workers.warmups import Kind, Kinds
 
 URGENT_SEATS = 2  # jobs in hand that only interactive jobs may take
 HANDED_ON = "SAGGAR_WORKER_SETTINGS"
 DEFAULT_MODEL = "saggar/emoji"
 MOST_PIXELS = 178_956_970  # above it Pillow refuses whatever we say
 DEFAULT_CACHE = Path("saggar-data/models")
+DEFAULT_CALIBRATION = "saggar-data/attention.json"
 
 # Environment variable -> field. The command line's flags have the fields' names.
 ENVIRONMENT = {
@@ -38,6 +40,8 @@ ENVIRONMENT = {
     "SAGGAR_DTYPE": "dtype",
     "SAGGAR_EXECUTOR": "executor",
     "SAGGAR_ATTENTION": "attention",
+    "SAGGAR_CALIBRATION_FILE": "calibration_file",
+    "SAGGAR_WARMUP": "warmup",
     "SAGGAR_RANKS": "ranks",
     "SAGGAR_VAE_SLICING": "vae_slicing",
     "SAGGAR_VAE_TILING": "vae_tiling",
@@ -101,6 +105,10 @@ class WorkerSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     executor: Literal["multiproc", "local"] = "multiproc"
     attention: str = Field("", description="kernels by role, such as self=cudnn,cross=torch_sdpa")
+    calibration_file: str = Field(
+        DEFAULT_CALIBRATION, min_length=1, description="where attention's auto keeps what it found"
+    )
+    warmup: Kinds = Field((Kind(),), description="kinds of request that are tried before serving")
     ranks: int = Field(
         0, ge=0, description="processes of all nodes that carry out each batch; 0: what the next three make"
     )
@@ -156,6 +164,13 @@ class WorkerSettings(BaseModel):
     def _are_sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
             Source.parse(text)
+        return value
+
+    @field_validator("calibration_file")
+    @classmethod
+    def _is_a_file(cls, value: str) -> str:
+        if "\0" in value or value.endswith("/") or Path(value).is_dir():
+            raise ValueError(f"{value[:100]!r} is a folder (allowed: the path of a file, there or not)")
         return value
 
     @model_validator(mode="after")

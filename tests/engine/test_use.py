@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from saggar.engine import Engine, EngineClosed, EngineError, EngineEvent, InvalidRequest, LoadError, RowFailed
+from saggar.engine import (
+    Engine,
+    EngineClosed,
+    EngineError,
+    EngineEvent,
+    InvalidRequest,
+    LoadError,
+    RowFailed,
+    Unsupported,
+)
 from saggar.engine.config import WarmUp
 from saggar.engine.models import registry
 from saggar.engine.models.noop import Noop
@@ -248,8 +257,10 @@ def test_warm_up_runs_each_declared_bucket_within_its_time(make_engine: MakeEngi
         assert "rows.cond" not in engine.stats()
         make_engine(warmup=kinds, warmup_limit_s=0.0)
         assert len(ran) == 2
-        with pytest.raises(LoadError, match=r"the warm-up failed: InvalidRequest: params\.height"):
+        with pytest.raises(Unsupported, match=r"warmup: params\.height"):
             make_engine(warmup=(WarmUp({"height": 0}),))
+        with pytest.raises(LoadError, match=r"the warm-up failed: ValueError: asked to fail"):
+            make_engine(warmup=(WarmUp({"fail_at": "decode"}),))
 
 
 def test_an_engine_is_a_context_manager(models: Any) -> None:

@@ -30,6 +30,14 @@ import click
 @click.option("--vae-tiling", is_flag=True, default=None, help="Decode large pictures by tiles.")
 @click.option("--compile", is_flag=True, default=None, help="Compile the denoiser's repeated blocks.")
 @click.option("--cuda-graphs", is_flag=True, default=None, help="Record the denoiser's forward on the GPU.")
+@click.option("--calibration-file", help="Where attention's auto keeps what it found.")
+@click.option(
+    "--warmup",
+    multiple=True,
+    callback=lambda _ctx, _option, value: value or None,
+    metavar="NAME=VALUE,...",
+    help="A kind of request that is tried before serving: height=1024,width=1024,rows=4; or none. Repeat it.",
+)
 @click.option("--ulysses", type=int, help="Ranks that share each sequence by heads.  [default: 1]")
 @click.option("--ring", type=int, help="Ranks that share each sequence by chunks.  [default: 1]")
 @click.option("--cfg", type=int, help="Ranks that share the branches of guidance.  [default: 1]")

@@ -95,10 +95,18 @@ OPTIONS = (
     click.option(
         "--executor", type=click.Choice(["multiproc", "local"]), help="Ranks as processes, or in the worker."
     ),
+    click.option("--calibration-file", help="Where attention's auto keeps what it found."),
+    click.option(
+        "--warmup",
+        multiple=True,
+        callback=lambda _ctx, _option, value: value or None,
+        metavar="NAME=VALUE,...",
+        help="A kind of request that is tried first: height=1024,rows=4; or none.",
+    ),
     click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end."),
 )
 _SETTINGS = ("window", "max_failures", "time_budget_s", "sheet", "shard_count", "gates", "accept", "redraws")
-_WORKER = ("max_batch", "device", "executor")
+_WORKER = ("max_batch", "device", "executor", "calibration_file", "warmup")
 
 
 def run_options(command: F) -> F:

@@ -20,7 +20,7 @@ from saggar.workers.model_source import fetch_for_people, is_remote
 from saggar.workers.settings import DEFAULT_MODEL, public_name
 
 _START_TIMEOUT_S = 600.0
-_OF_WORKERS = ("max_batch", "device", "executor")
+_OF_WORKERS = ("max_batch", "device", "executor", "calibration_file", "warmup")
 
 
 class WorkerEnded(SaggarError):
