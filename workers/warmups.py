@@ -49,6 +49,11 @@ def _kind(text: str) -> dict[str, object]:
     values: dict[str, object] = {name: parse_value(value) for name, value in pairs.items()}
     if "negative_prompt" in pairs:
         values["negative_prompt"] = pairs["negative_prompt"]
+    for name, value in values.items():
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError(
+                f"{name[:100]} is {pairs[name][:100]} (allowed: a number, true, false or a text)"
+            )
     kind: dict[str, object] = {name: values.pop(name) for name in _OWN if name in values}
     return {**kind, "params": values}
 

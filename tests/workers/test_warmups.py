@@ -38,7 +38,7 @@ def test_the_defaults_are_the_engines() -> None:
             " height=512 , guidance_scale=4.5; rows=2,negative_prompt= ",
             (WarmUp({"height": 512, "guidance_scale": 4.5}), WarmUp(rows=2, negative_prompt="")),
         ),
-        ("key=a b,flag=true,negative_prompt=7", (WarmUp({"key": "a b", "flag": True}, 1, "7"),)),
+        ("key=a b,flag=true,negative_prompt=null", (WarmUp({"key": "a b", "flag": True}, 1, "null"),)),
         ("none", ()),
     ],
 )
@@ -56,9 +56,9 @@ def test_kinds_are_written_as_one_text_or_several(text: str, kinds: tuple[WarmUp
         ("height=1,height=2", "warmup: 'height=1,height=2' is no kind"),
         ("height=1;", "warmup: '' is no kind"),
         ("rows=2;none", "warmup: 'none' is no kind"),
-        ("rows=0", "warmup.0.rows: Input should be greater than or equal to 1"),
-        ("height=1;rows=many", "warmup.1.rows: Input should be a valid integer"),
-        ("height=null", "warmup.0.params.height."),
+        ("rows=0", "warmup[0].rows: 0 is too small (allowed: >= 1)"),
+        ("height=1;rows=many", "warmup[1].rows: has the wrong type (allowed: an integer)"),
+        ("height=null", "warmup: height is null (allowed: a number, true, false or a text)"),
     ],
 )
 def test_other_kinds_are_refused_in_one_line(text: str, says: str) -> None:
