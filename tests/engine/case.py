@@ -43,6 +43,7 @@ class Case:
     empty_is_none: whether a missing negative prompt means an empty one to this pipeline.
     negative: whether the pipeline takes a negative prompt at all.
     mixed_sizes: whether rows of unlike sizes share a forward. fewest: the least steps.
+    noise_of_the_device: whether the plain pipeline's sampler draws on its own device, where ours draws on the CPU.
     small: parameters of a small size. wide: another size than the usual one; another: parameters of another batch key
     where they are not height and width.
     plain: what the plain pipeline's call needs besides.
@@ -77,6 +78,7 @@ class Case:
     negative: bool = True
     mixed_sizes: bool = False
     fewest: int = 1
+    noise_of_the_device: bool = False
     wide: tuple[int, int] = (40, 72)
     small: Mapping[str, Any] = field(default_factory=lambda: {"height": 32, "width": 32})
     another: Mapping[str, Any] | None = None

@@ -29,6 +29,7 @@ STABLE_AUDIO = Case(
         {"_class_name": "DDIMScheduler", "clip_sample": False},
     ),
     stochastic={"solver_order": 1},
+    noise_of_the_device=True,
     refused=(
         ({"audio_end_in_s": 0.3}, "params.audio_end_in_s"),
         ({"audio_end_in_s": 0.0}, "params.audio_end_in_s"),

@@ -132,7 +132,9 @@ def sounds_of(result: Any) -> list[Media]:
 def films_of(result: Any) -> list[Media]:
     """The same of one that makes videos with sound, as the tiny LTX-2 does."""
     films = zip(result.frames, result.audio, strict=True)
-    return [Clip(frames, 24.0, Sound(wave.T.float().numpy().clip(-1, 1), 8000)) for frames, wave in films]
+    return [
+        Clip(frames, 24.0, Sound(wave.T.float().cpu().numpy().clip(-1, 1), 8000)) for frames, wave in films
+    ]
 
 
 def clips_of(fps: float) -> Callable[[Any], list[Media]]:

@@ -55,14 +55,14 @@ def plain_pipeline(folder: Path, name: str, device: str = "cpu", dtype: torch.dt
         if request.negative_prompt is not None and case.negative:
             given["negative_prompt"] = request.negative_prompt
         given |= {"prompt": request.prompt, "generator": generator, "output_type": "np"}
-        given |= {name: _as(value, dtype) for name, value in case.given(request).items()} | case.plain
+        given |= {name: _as(value, device, dtype) for name, value in case.given(request).items()} | case.plain
         return case.made(case.called(pipeline, **given))
 
     return run
 
 
-def _as(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) else value
+def _as(value: Any, device: str, dtype: torch.dtype) -> Any:
+    return value.to(device, dtype) if isinstance(value, torch.Tensor) else value
 
 
 def assert_equal(output: Output, expected: Sequence[Media]) -> None:

@@ -90,7 +90,8 @@ def test_a_batch_of_unlike_rows_is_each_row_alone_and_what_plain_diffusers_makes
 ) -> None:
     requests = BY_NAME[name].requests()
     engine = make_engine(BY_NAME[name].tiny, **FLOAT32)
-    plain = plain_pipeline(models(BY_NAME[name].tiny), name, "cuda")
+    device = "cpu" if BY_NAME[name].noise_of_the_device else "cuda"
+    plain = plain_pipeline(models(BY_NAME[name].tiny), name, device)
     for request, output in zip(requests, engine.generate(requests), strict=True):
         alone, expected = engine.submit(request).result(120), plain(request)
         assert spread(output.media) > 1e-3
