@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import shutil
 import tempfile
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import diffusers
 import torch
 from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
@@ -131,9 +133,7 @@ def built(model: Model, folder: Path, full: bool) -> Path:
     """The checkpoint's folder; parts of full size are drawn on the GPU, in bfloat16."""
     make_tiny(model.tiny, folder)
     for part, words in model.parts.items() if full else ():
-        import diffusers
-
-        config = dict(diffusers.ModelMixin.load_config(folder / part))
+        config = json.loads((folder / part / "config.json").read_text())
         kind = getattr(diffusers, config["_class_name"])
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
@@ -167,8 +167,6 @@ def measured(task: Task, name: str, options: argparse.Namespace) -> str:
 
 def plain(task: Task, rows: Sequence[int]) -> list[tuple[int, float]]:
     """Seconds of a picture by the plain pipeline, by how many it is called for."""
-    import diffusers
-
     dtype = torch.bfloat16 if task.device == "cuda" else torch.float32
     kind = getattr(diffusers, task.model.pipeline)
     pipeline = kind.from_pretrained(task.folder, dtype=dtype).to(task.device)
