@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import JobClient, JobSettings
+from saggar.workers.told import one_line_errors
 from saggar.workers.uploads import FileError, check_file, uri_of, workers_store
 
 TINY = "qwen-image-edit-plus"
@@ -31,8 +32,8 @@ def main() -> None:
     parser.add_argument("pictures", nargs="+", help="files, or with --queued URIs that the worker may read")
     parser.add_argument("--prompt", required=True, help="what shall be done")
     parser.add_argument("--model", help="instead of a tiny one that is made")
-    parser.add_argument("--task", default="edit", choices=["edit", "i2i"])
-    parser.add_argument("--queued", action="store_true")
+    parser.add_argument("--task", default="edit", choices=["edit", "i2i"], help="what the model does")
+    parser.add_argument("--queued", action="store_true", help="by a worker that serves the model")
     parser.add_argument("--to", type=Path, default=Path("out/edit"), help="where files go that are made here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="instead of the model's default")
@@ -87,4 +88,5 @@ def queued(wish: argparse.Namespace, params: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":  # the engine's processes import this file anew
-    main()
+    with one_line_errors():
+        main()

@@ -22,6 +22,7 @@ from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import JobClient, JobSettings
 from saggar.workers.encode_media import encode_media
+from saggar.workers.told import one_line_errors
 from saggar.workers.uploads import FileError, check_file, uri_of, workers_store
 
 TINY = "wan-i2v-a14b"
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("prompt", nargs="?", default="")
     parser.add_argument("--last", help="a picture that it ends with, for models that take one")
     parser.add_argument("--model", help="instead of a tiny one that is made")
-    parser.add_argument("--queued", action="store_true")
+    parser.add_argument("--queued", action="store_true", help="by a worker that serves the model")
     parser.add_argument(
         "--to", type=Path, default=Path("out/video"), help="where files go that are made here"
     )
@@ -100,4 +101,5 @@ def queued(wish: argparse.Namespace, pictures: list[str], params: dict[str, int]
 
 
 if __name__ == "__main__":  # the engine's processes import this file anew
-    main()
+    with one_line_errors():
+        main()

@@ -8,17 +8,18 @@ Needs no server; the model runs in a process of its own. --model takes a folder,
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from PIL import Image
-from saggar.engine import Engine, EngineConfig, Request
+from saggar.engine import Engine, EngineConfig, EngineError, Request
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a picture of each prompt.")
     parser.add_argument("prompts", nargs="*", default=["a red apple, glossy"])
-    parser.add_argument("--model", default="saggar/emoji")
-    parser.add_argument("--to", type=Path, default=Path("out/offline"))
+    parser.add_argument("--model", default="saggar/emoji", help="a folder, a hub id or a built-in name")
+    parser.add_argument("--to", type=Path, default=Path("out/offline"), help="where the files go")
     parser.add_argument("--steps", type=int, help="instead of the model's default")
     wish = parser.parse_args()
     params = {} if wish.steps is None else {"num_inference_steps": wish.steps}
@@ -37,4 +38,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":  # the engine's processes import this file anew
-    main()
+    try:
+        main()
+    except EngineError as error:  # no such model, a parameter out of range: one line says what is allowed
+        sys.exit(f"offline_t2i: {error}")

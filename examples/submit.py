@@ -1,20 +1,26 @@
-"""Queue a job and follow it: python examples/submit.py "a red apple, glossy" [MODEL]
+"""Queue a job and follow it: python examples/submit.py "a red apple, glossy" --model saggar/emoji
 
-Needs SAGGAR_REDIS_URL and a worker that serves the model; `pip install saggar` is enough.
+Needs SAGGAR_REDIS_URL and a worker that serves the model; `pip install .` in the checkout is enough.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from saggar.jobs import Job, JobClient, JobSettings
+from redis import RedisError
+from saggar.jobs import Job, JobClient, JobSettings, SaggarError
 
 
 def main() -> None:
-    prompt = sys.argv[1] if len(sys.argv) > 1 else "a red apple, glossy"
-    model = sys.argv[2] if len(sys.argv) > 2 else "saggar/emoji"
+    parser = argparse.ArgumentParser(description="Queue a job and follow it to its end.")
+    parser.add_argument("prompt", nargs="?", default="a red apple, glossy")
+    parser.add_argument(
+        "--model", default="saggar/emoji", help="a served model; `saggar models served` lists them"
+    )
+    wish = parser.parse_args()
     with JobClient(JobSettings.from_env()) as client:
-        job = client.submit(Job(model=model, prompt=prompt, priority="interactive"))
+        job = client.submit(Job(model=wish.model, prompt=wish.prompt, priority="interactive"))
         for event in client.events(job.id):
             print(f"{event.time:%H:%M:%S} {event.kind}", event.data.get("step", ""))
         for output in client.result(job.id).outputs:
@@ -22,4 +28,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SaggarError as error:  # what is refused, in one line with what is allowed; a job that failed
+        sys.exit(f"submit: {error}")
+    except RedisError as error:
+        sys.exit(f"submit: Redis, which SAGGAR_REDIS_URL names, cannot be used: {error}")

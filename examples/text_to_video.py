@@ -18,13 +18,14 @@ from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import Job, JobClient, JobSettings
 from saggar.workers.encode_media import encode_media
+from saggar.workers.told import one_line_errors
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a video of each prompt.")
     parser.add_argument("prompts", nargs="*", default=["a red fox in the snow"])
     parser.add_argument("--model", help="instead of a tiny one that is made")
-    parser.add_argument("--queued", action="store_true")
+    parser.add_argument("--queued", action="store_true", help="by a worker that serves the model")
     parser.add_argument(
         "--to", type=Path, default=Path("out/video"), help="where files go that are made here"
     )
@@ -71,4 +72,5 @@ def queued(wish: argparse.Namespace, params: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":  # the engine's processes import this file anew
-    main()
+    with one_line_errors():
+        main()

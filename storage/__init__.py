@@ -2,11 +2,12 @@
 
     from saggar.storage import open_storage
     storage = open_storage("s3://bucket/results")  # settings from SAGGAR_S3_*, credentials by boto3's own chain
+    storage.presign(key_of(storage, output.uri))  # a link to what a job has made
 
 Cheap to import: boto3 comes with the first S3 store that is opened.
 """
 
-from saggar.storage.base import ObjectInfo, Storage, StorageSettings, open_storage
+from saggar.storage.base import ObjectInfo, Storage, StorageSettings, key_of, open_storage
 from saggar.storage.errors import (
     Conflict,
     InvalidKey,
@@ -30,5 +31,6 @@ __all__ = [
     "StorageRefused",
     "StorageSettings",
     "StorageUnavailable",
+    "key_of",
     "open_storage",
 ]

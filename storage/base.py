@@ -14,7 +14,8 @@ from typing import Literal, Protocol, Self
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from saggar.storage.errors import StorageConfigError
+from saggar.storage.errors import InvalidKey, StorageConfigError
+from saggar.storage.keys import check_key
 
 _ENV_PREFIX = "SAGGAR_S3_"
 
@@ -90,6 +91,14 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Give back connections; the store is unusable afterwards."""
+
+
+def key_of(storage: Storage, uri: str) -> str:
+    """The key of an object that records and results name by this URI. InvalidKey: it is none of this store's."""
+    root = f"{storage.url.rstrip('/')}/"
+    if not uri.startswith(root):
+        raise InvalidKey(f"a URI of another store than {storage.url}")
+    return check_key(unquote(uri.removeprefix(root)))
 
 
 class StorageSettings(BaseModel):

@@ -15,6 +15,7 @@ import soundfile
 from PIL import Image
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs import AsyncJobClient, JobClient
+from saggar.storage import open_storage
 
 from examples import web_backend
 from tests.support.cluster import WorkerProcess, noop_model
@@ -58,7 +59,7 @@ def test_pictures_are_made_offline(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_worker")
 def test_submit_follows_a_job_to_its_pictures(redis_url: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/submit.py"), "a cat", "noop"],
+        [sys.executable, str(ROOT / "examples/submit.py"), "a cat", "--model", "noop"],
         env=os.environ | {"SAGGAR_REDIS_URL": redis_url},
         capture_output=True,
         text=True,
@@ -71,8 +72,7 @@ def test_submit_follows_a_job_to_its_pictures(redis_url: str) -> None:
 
 
 def test_sounds_are_made_offline(tmp_path: Path) -> None:
-    model = make_tiny("stable-audio", tmp_path / "tiny-stable-audio")
-    flags = ("--model", str(model), "--to", str(tmp_path), "--steps", "2", "--end", "0.1")
+    flags = ("--to", str(tmp_path), "--steps", "2", "--end", "0.1")
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/text_to_sound.py"), "rain", "a bell", *flags],
         capture_output=True,
@@ -212,6 +212,78 @@ def test_what_is_no_picture_is_told_in_a_line(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("offline_t2i.py --model nothing", "no model 'nothing'"),
+        (
+            "offline_t2i.py --steps 0",
+            "params.num_inference_steps: 0 is out of range (allowed: integer, 1 to 200)",
+        ),
+        ("text_to_video.py --model nothing", "no model 'nothing'"),
+        (
+            "text_to_video.py --model {noop}",
+            "task: 't2v' is not a task of this model (allowed: t2i, i2i, layers)",
+        ),
+        ("text_to_sound.py --model {noop}", "task: 't2a' is not a task of this model"),
+        ("image_to_video.py {red} --model {noop}", "task: 'i2v' is not a task of this model"),
+        ("edit_picture.py {red} --prompt snow --model {noop}", "task: 'edit' is not a task of this model"),
+        ("edit_picture.py {red} --prompt snow --queued", "SAGGAR_STORE"),
+        ("submit.py", "Redis, which SAGGAR_REDIS_URL names, cannot be used: Error 111"),
+        ("text_to_video.py --queued", "Redis cannot be reached: Error 111"),
+        ("text_to_sound.py --queued", "Redis cannot be reached: Error 111"),
+    ],
+)
+def test_what_an_example_cannot_do_is_told_in_a_line(tmp_path: Path, command: str, said: str) -> None:
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
+    noop = noop_model(tmp_path / "noop")
+    script, *arguments = command.format(noop=noop, red=tmp_path / "red.png").split()
+    environment = {name: value for name, value in os.environ.items() if name != "SAGGAR_STORE"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), *arguments],
+        env=environment | {"SAGGAR_REDIS_URL": "redis://127.0.0.1:1/0"},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "examples").glob("[!_]*.py")))
+def test_each_example_explains_itself(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), "--help"],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert script in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("_worker")
+def test_a_job_that_is_refused_or_fails_is_told_in_a_line(redis_url: str) -> None:
+    for flags, said in (
+        (["--model", "nobody"], "submit: model: 'nobody' has no card"),
+        (["a cat", "--model", "not a name"], "submit: model: has a form that is not allowed"),
+    ):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples/submit.py"), *flags],
+            env=os.environ | {"SAGGAR_REDIS_URL": redis_url},
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, len(done.stderr.strip().splitlines())) == (1, 1), done.stderr
+        assert said in done.stderr
+
+
 @pytest.mark.usefixtures("_worker")
 def test_a_picture_is_edited_queued(redis_url: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
@@ -244,11 +316,13 @@ async def ask(app: web_backend.Backend, method: str, path: str, content: object 
 
 
 @pytest.mark.usefixtures("_worker")
-def test_the_web_backend_sells_a_picture(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_web_backend_sells_a_picture(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(web_backend, "MODEL", "noop")
 
     async def customer() -> None:
-        app = web_backend.Backend(AsyncJobClient(redis_url))
+        app = web_backend.Backend(AsyncJobClient(redis_url), open_storage(str(tmp_path / "store")))
         status, text = await ask(app, "POST", "/jobs", {"prompt": "a cat"}, idempotency_key="order-1")
         assert status == 202
         job_id = json.loads(text)["id"]
@@ -264,10 +338,34 @@ def test_the_web_backend_sells_a_picture(redis_url: str, monkeypatch: pytest.Mon
         assert "event: succeeded" in stream
         status, text = await ask(app, "GET", f"/jobs/{job_id}")
         assert json.loads(text)["state"] == "succeeded"
-        assert len(json.loads(text)["pictures"]) == 1
+        (link,) = json.loads(text)["pictures"]
+        assert Path(link.removeprefix("file://")).read_bytes().startswith(b"\x89PNG")
+
+        first, last = (
+            line.removeprefix("id: ") for line in (stream.splitlines()[0], stream.split("\n\n")[-2])
+        )
+        again = await ask(app, "GET", f"/jobs/{job_id}/events", last_event_id=first)
+        assert again[1] == stream.partition("\n\n")[2], "what came behind the first"
+        seen = await ask(app, "GET", f"/jobs/{job_id}/events", last_event_id=last.splitlines()[0])
+        assert seen == (204, ""), "nothing comes any more"
+        assert (await ask(app, "GET", f"/jobs/{job_id}/events", last_event_id="x"))[0] == 422
+        assert (await ask(app, "POST", "/jobs", {"prompt": "a dog", "size": 5})) == (
+            422,
+            '{"error": "size: unknown name (allowed: prompt)", "field": "size"}',
+        )
         assert (await ask(app, "POST", "/jobs", {"prompt": "a dog"}, idempotency_key="order-1"))[0] == 409
         assert (await ask(app, "POST", "/jobs", {"prompt": 5}))[0] == 422
         assert (await ask(app, "GET", "/jobs/nobody"))[0] == 404
+
+    asyncio.run(customer())
+
+
+def test_the_web_backend_says_that_the_queue_is_away() -> None:
+    async def customer() -> None:
+        app = web_backend.Backend(AsyncJobClient("redis://127.0.0.1:1/0"))
+        for method, path in (("POST", "/jobs"), ("GET", "/jobs/x"), ("GET", "/jobs/x/events")):
+            status, text = await ask(app, method, path, {"prompt": "a cat"})
+            assert (status, json.loads(text)) == (503, {"error": "the queue cannot be reached"})
 
     asyncio.run(customer())
 

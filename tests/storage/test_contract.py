@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from saggar.storage.base import Storage, open_storage
+from saggar.storage.base import Storage, key_of, open_storage
 from saggar.storage.errors import Conflict, InvalidKey, NotFound
 
 from tests.storage.test_keys import BAD_KEYS
@@ -148,6 +148,14 @@ def test_bad_keys_are_refused_everywhere(store: Storage) -> None:
         for call in calls:
             with pytest.raises(InvalidKey):
                 call(key)
+
+
+@pytest.mark.parametrize("key", ["a.png", "runs/cats/a1/0-12ab.png", "a+b=c@d,e~f/g.png"])
+def test_a_uri_leads_back_to_its_key(store: Storage, key: str) -> None:
+    assert key_of(store, store.uri(key)) == key
+    for other in (f"{store.uri(key)}/../x", f"s3://elsewhere/{key}", "file:///etc/passwd", "", store.url):
+        with pytest.raises(InvalidKey):
+            key_of(store, other)
 
 
 def test_a_presigned_url_reads_the_object(store: Storage) -> None:
