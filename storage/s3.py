@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_NO_BUCKET = "there is no such bucket; make it, or correct the name"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BUCKET_EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -91,9 +92,7 @@ class S3Storage:
         try:
             self._call(self._bucket, lambda: self._client.head_bucket(Bucket=self._bucket))
         except NotFound as error:
-            raise StorageConfigError(
-                f"s3://{self._bucket}: there is no such bucket; make it, or correct the name"
-            ) from error
+            raise StorageConfigError(f"s3://{self._bucket}: {_NO_BUCKET}") from error
         except StorageRefused as error:
             if error.status != 403:
                 raise
@@ -163,7 +162,7 @@ class S3Storage:
         token: dict[str, str] = {}
         while True:
             page = self._call(
-                prefix,
+                self.url if not prefix else f"{self.url}/{prefix}",
                 lambda more=token: self._client.list_objects_v2(  # type: ignore[misc]
                     Bucket=self._bucket, Prefix=base + prefix, **more
                 ),
@@ -372,7 +371,9 @@ def _translated(what: str) -> Iterator[None]:
 
 def _refusal(what: str, error: ClientError) -> NotFound | StorageUnavailable | StorageRefused:
     code, status = error.response.get("Error", {}).get("Code", ""), _status(error)
-    if status == 404 and code != "NoSuchBucket":
+    if code == "NoSuchBucket":
+        return StorageRefused(f"{what}: {_NO_BUCKET}", code=code, status=status)
+    if status == 404:
         return NotFound(what)
     passing = status >= 500 or status in _PASSING_STATUS or code in _PASSING_CODES
     if passing and status != _NEVER:

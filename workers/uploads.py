@@ -40,7 +40,7 @@ def check_file(path: Path, kind: str | None = None) -> None:
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
     if form in _NOT_MEDIA:
-        raise FileError(f"{path}: neither a picture nor a video nor a sound, so it is not uploaded")
+        raise FileError(f"{path}: neither a picture nor a video nor a sound")
     if kind is not None and form not in TAKEN[kind]:
         raise FileError(f"{path}: {form} is no file for inputs.{kind}", ", ".join(TAKEN[kind]))
 

@@ -153,6 +153,12 @@ def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:
     assert plain["capabilities"]["tasks"] == ["t2i", "i2i", "layers"]
 
 
+def test_a_random_checkpoint_is_made_without_noise(tmp_path: Path) -> None:
+    command = [*SAGGAR, "models", "make-tiny", "flux", str(tmp_path / "tiny")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == (f"wrote {tmp_path / 'tiny'}\n", "")
+
+
 def test_an_inspection_says_which_tasks_a_parameter_is_for(tmp_path: Path) -> None:
     runner, folder = CliRunner(), tmp_path / "tiny"
     assert runner.invoke(cli, ["models", "make-tiny", "flux", str(folder)]).exit_code == 0

@@ -196,6 +196,8 @@ def test_the_worker_and_its_server_end_when_their_parent_is_killed(tmp_path: Pat
 
 def test_the_end_says_where_files_and_report_are_and_what_to_try(tmp_path: Path) -> None:
     model, out = make_tiny("noop-video", tmp_path / "noop-video"), tmp_path / "out"
+    refused = run(prompts(tmp_path / "p.jsonl", 2), model, out)
+    assert "every row is bad, nothing was queued (--set task=t2v says what rows do not):\n" in refused.stderr
     done = run(prompts(tmp_path / "p.jsonl", 2), model, out, "--set", "task=t2v")
     assert done.returncode == 0, done.stderr
     assert f"Look at {out}/contact-sheet.png\nThe report is {out}/_runs/p/report.html\n" in done.stderr

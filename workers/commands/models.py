@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -104,6 +105,9 @@ def make_tiny_command(family: str, folder: Path) -> None:
 
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: name a new folder")
+    # What transformers says of files that take no time and of libraries that tests do not need.
+    for name, value in {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}.items():
+        os.environ.setdefault(name, value)
     make_tiny(family, folder)
     click.echo(f"wrote {folder}")
 

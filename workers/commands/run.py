@@ -128,7 +128,7 @@ class Session:
             with self._console.status(f"checking {ask.manifest} ..."):
                 columns = Columns(ask.columns, frozenset(params))
                 manifest.read(ask.manifest, expansion, columns, desk, self._uploads)
-            self._refuse_bad(manifest)
+            self._refuse_bad(manifest, card)
             spec = RunSpec(
                 name=ask.name,
                 target=self._target.url,
@@ -187,17 +187,20 @@ class Session:
         if ended.done and ended.complete and ended.spec.sheet:
             self._show(ended)
 
-    def _refuse_bad(self, manifest: Manifest) -> None:
+    def _refuse_bad(self, manifest: Manifest, card: ModelCard) -> None:
         if not manifest.bad:
             return
+        complaint = manifest.complaint()
+        if not manifest.planned:
+            untold = f"task: '{Job.model_fields['task'].default}' is not served" in complaint
+            hint = f" (--set task={card.tasks[0]} says what rows do not)" if untold else ""
+            raise ConfigError(f"every row is bad, nothing was queued{hint}:\n{complaint}")
         if not self._ask.skip_bad:
             raise ConfigError(
-                f"{manifest.bad} bad rows, nothing was queued (--skip-bad leaves them out):\n{manifest.complaint()}"
+                f"{manifest.bad} bad rows, nothing was queued (--skip-bad leaves them out):\n{complaint}"
             )
-        if not manifest.planned:
-            raise ConfigError(f"every row is bad, nothing was queued:\n{manifest.complaint()}")
         self._console.print(f"[yellow]{manifest.bad} bad rows left out:[/yellow]")
-        self._console.print(manifest.complaint(), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(complaint, markup=False, highlight=False, soft_wrap=True)
 
     def _tell(self, manifest: Manifest, registered: Run | None, card: ModelCard) -> None:
         """The plan, in a line or three."""
