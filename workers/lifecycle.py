@@ -95,7 +95,7 @@ class ModelWorker:
         retrying(
             storage.probe, lambda _: True, backoff=Backoff(), stop=self._stopping
         )  # a store may come up later
-        engine = stack.enter_context(Engine.make(_engine_config(settings, self._fetch_model())))
+        engine = stack.enter_context(Engine.make(_engine_config(settings, self._fetch_model(stack))))
         card = to_card(engine.info, settings.name, settings.max_batch)
 
         stack.callback(Housekeeper(client, settings.jobs, storage).close)
@@ -152,15 +152,17 @@ class ModelWorker:
         )
         return worker
 
-    def _fetch_model(self) -> str:
-        """The model as the engine takes it; what S3 has is fetched first, however long S3 is away."""
+    def _fetch_model(self, stack: ExitStack) -> str:
+        """The model as the engine takes it; what S3 has is fetched first, however long S3 is away, and stays in the
+        cache until the stack ends."""
+        cache, limit = self._settings.model_cache, self._settings.model_cache_bytes
 
         def go_on(failures: int) -> bool:
             log.warning("%s cannot be fetched now, trying again", self._settings.model)
             return True
 
         return retrying(
-            lambda: local_model(self._settings.model, self._settings.model_cache),
+            lambda: stack.enter_context(local_model(self._settings.model, cache, limit=limit)),
             go_on,
             backoff=Backoff(),
             stop=self._stopping,

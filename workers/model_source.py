@@ -4,7 +4,7 @@
     {cache}/{bucket}--{prefix}/{digest}/...              a folder of links for each state that the S3 folder had
 
 A folder appears once it is whole, so whoever loads from it is not disturbed by a newer one. Workers of one
-machine share the cache; a lock lets one of them fetch.
+machine share the cache; a lock lets one of them fetch. model_cache.py keeps it within its limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +30,7 @@ from saggar.storage.base import ObjectInfo, Storage, open_storage
 from saggar.storage.download import download
 from saggar.storage.errors import Conflict
 from saggar.storage.keys import check_key
+from saggar.workers.model_cache import make_room, using
 
 log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
@@ -47,28 +48,35 @@ def is_remote(model: str) -> bool:
     return model.startswith("s3://")
 
 
-def local_model(model: str, cache: Path, tell: Tell = log.info) -> str:
-    """What the engine is given: the local folder of an S3 folder, fetched if need be; anything else as it is.
+@contextmanager
+def local_model(model: str, cache: Path, tell: Tell = log.info, limit: int | None = None) -> Iterator[str]:
+    """What the engine is given: the local folder of an S3 folder, fetched if need be; anything else as it is. Until the
+    end it is not removed from the cache, which may hold `limit` bytes.
 
     `tell` gets the lines of progress. ConfigError: no model there, or no room here; LoadError: its index is damaged;
     StorageUnavailable, after which the next call goes on; StorageRefused; Conflict: it changes all the time.
     """
     if not is_remote(model):
-        return model
-    storage = open_storage(model)
-    try:
-        return str(_fetch(storage, cache, tell))
-    finally:
-        storage.close()
+        yield model
+        return
+    with ExitStack() as used:
+        storage = open_storage(model)
+        try:
+            folder = _fetch(storage, cache, tell, limit, used)
+        finally:
+            storage.close()
+        yield str(folder)
 
 
-def fetch_for_people(model: str) -> str:
-    """`local_model` for a command: the cache is SAGGAR_MODEL_CACHE's, and progress goes to standard error."""
+@contextmanager
+def model_for_people(model: str) -> Iterator[str]:
+    """`local_model` for a command: the cache is the environment's, and progress goes to standard error."""
     import click
-    from saggar.workers.settings import DEFAULT_CACHE
+    from saggar.workers.settings import cache_settings
 
-    cache = Path(os.environ.get("SAGGAR_MODEL_CACHE") or DEFAULT_CACHE)
-    return local_model(model, cache, lambda line: click.echo(line, err=True))
+    cache, limit = cache_settings()
+    with local_model(model, cache, lambda line: click.echo(line, err=True), limit) as folder:
+        yield folder
 
 
 @contextmanager
@@ -101,23 +109,27 @@ def _part(storage: Storage, info: ObjectInfo, first: int, end: int) -> bytes:
     return bytes(found[: end - first])
 
 
-def _fetch(storage: Storage, cache: Path, tell: Tell) -> Path:
+def _fetch(storage: Storage, cache: Path, tell: Tell, limit: int | None, used: ExitStack) -> Path:
+    """`used` holds the state in the cache from now on."""
     place = cache.absolute() / storage.url.removeprefix("s3://").replace("/", "--")
     (place / "blobs").mkdir(parents=True, exist_ok=True)
     with _locked(place / "lock", tell):
         try:
-            return _fetch_state(storage, place, tell)
+            return _fetch_state(storage, place, tell, limit, used)
         except Conflict as error:
             tell(f"{storage.url} changed while it was fetched, once more: {error}")
-            return _fetch_state(storage, place, tell)
+            used.close()
+            return _fetch_state(storage, place, tell, limit, used)
 
 
-def _fetch_state(storage: Storage, place: Path, tell: Tell) -> Path:
+def _fetch_state(storage: Storage, place: Path, tell: Tell, limit: int | None, used: ExitStack) -> Path:
     wanted = _wanted(storage)
     folder = place / _digest(wanted)
-    missing = {
-        blob: info for info in wanted.values() if not _is_whole(blob := _blob(place, info), info)
-    }  # two names of one content are one blob
+    used.enter_context(using(place, folder.name))
+    blobs = {_blob(place, info): info for info in wanted.values()}  # two names of one content are one blob
+    if limit is not None:
+        make_room(place.parent, limit, place, {blob: info.size for blob, info in blobs.items()}, tell)
+    missing = {blob: info for blob, info in blobs.items() if not _is_whole(blob, info)}
     if missing:
         _Download(storage, missing, tell).run(place)
     if not all(_is_whole(folder / name, info) for name, info in wanted.items()):

@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "SAGGAR_MODEL": "model",
     "SAGGAR_MODEL_NAME": "model_name",
     "SAGGAR_MODEL_CACHE": "model_cache",
+    "SAGGAR_MODEL_CACHE_GIB": "model_cache_gib",
     "SAGGAR_STORE": "store",
     "SAGGAR_DEVICE": "device",
     "SAGGAR_DTYPE": "dtype",
@@ -99,6 +100,9 @@ class WorkerSettings(BaseModel):
     model_name: str | None = Field(None, description="the public name jobs ask for; default: the model's own")
     model_cache: Path = Field(
         DEFAULT_CACHE, description="where models from S3 are kept; a hub's are in HF_HOME"
+    )
+    model_cache_gib: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="most GiB in there; default: no limit"
     )
     store: str = Field("saggar-data/results", min_length=1, description="s3://bucket/prefix or a folder")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
@@ -209,6 +213,11 @@ class WorkerSettings(BaseModel):
         return self.model_name or public_name(self.model)
 
     @property
+    def model_cache_bytes(self) -> int | None:
+        """The limit of the models' cache; None: there is none."""
+        return None if self.model_cache_gib is None else round(self.model_cache_gib * (1 << 30))
+
+    @property
     def in_hand(self) -> int:
         """How many jobs this worker may hold: the running batch, the next, and those that are being uploaded.
 
@@ -255,6 +264,13 @@ class WorkerSettings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(str(one_line(error, {"": cls.model_fields}, top="settings"))) from None
+
+
+def cache_settings(environ: Mapping[str, str] = os.environ) -> tuple[Path, int | None]:
+    """Where models from S3 are kept, and how many bytes of them, as the environment says. Raises ConfigError."""
+    names = [name for name, field in ENVIRONMENT.items() if field in ("model_cache", "model_cache_gib")]
+    settings = WorkerSettings.load({}, {name: environ[name] for name in names if name in environ})
+    return settings.model_cache, settings.model_cache_bytes
 
 
 def public_name(model: str) -> str:

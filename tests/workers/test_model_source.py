@@ -54,8 +54,15 @@ def tell(line):
     print(line, flush=True)
     if os.environ.get("DIE_AT", "never") in line:
         os._exit(9)
-print(local_model(sys.argv[1], Path(sys.argv[2]), tell))
+with local_model(sys.argv[1], Path(sys.argv[2]), tell) as folder:
+    print(folder)
 """
+
+
+def fetched(url: str, cache: Path, tell: Callable[[str], None] = print, limit: int | None = None) -> str:
+    """Where it lies, given back at once."""
+    with local_model(url, cache, tell, limit) as folder:
+        return folder
 
 
 def test_the_public_name_is_natural(tmp_path: Path) -> None:
@@ -72,7 +79,7 @@ def test_the_public_name_is_natural(tmp_path: Path) -> None:
 
 def test_what_is_not_in_s3_is_passed_on(tmp_path: Path) -> None:
     for model in ("saggar/emoji", "org/name@v1", str(tmp_path)):
-        assert local_model(model, tmp_path / "cache") == model
+        assert fetched(model, tmp_path / "cache") == model
     assert not (tmp_path / "cache").exists()
 
 
@@ -121,16 +128,16 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.mark.e2e
 def test_it_is_fetched_once_without_pickles(folder: str, tmp_path: Path, s3_server: S3Server) -> None:
     told: list[str] = []
-    first = Path(local_model(folder, tmp_path, told.append))
+    first = Path(fetched(folder, tmp_path, told.append))
     assert content(first) == {name: FILES[name] for name in NEEDED}
     assert told[0].startswith(f"fetching {folder}: 4 files, 5.0 MB, to {tmp_path}")
     assert any(line.startswith("fetched 100%") for line in told)
     assert told[-1] == f"fetched {folder}"
     told.clear()
-    assert local_model(f"{folder}/", tmp_path, told.append) == str(first)
+    assert fetched(f"{folder}/", tmp_path, told.append) == str(first)
     assert told == [], "nothing has changed, and something was fetched"
     putter(s3_server, folder)("tokenizer/merges.txt", b"c d")
-    second = Path(local_model(folder, tmp_path, told.append))
+    second = Path(fetched(folder, tmp_path, told.append))
     assert told[0].startswith(f"fetching {folder}: 1 files")
     assert content(second) == content(first) | {"tokenizer/merges.txt": b"c d"}
     assert content(first)["tokenizer/merges.txt"] == b"a b", "a worker may still load from the older state"
@@ -138,11 +145,11 @@ def test_it_is_fetched_once_without_pickles(folder: str, tmp_path: Path, s3_serv
 
 @pytest.mark.e2e
 def test_what_is_damaged_here_is_mended(folder: str, tmp_path: Path) -> None:
-    first = Path(local_model(folder, tmp_path))
+    first = Path(fetched(folder, tmp_path))
     weights = first / "unet" / "diffusion_pytorch_model.safetensors"
     weights.resolve().write_bytes(b"cut short")
     (first / "unet" / "config.json").unlink()
-    assert local_model(folder, tmp_path) == str(first)
+    assert fetched(folder, tmp_path) == str(first)
     assert content(first) == {name: FILES[name] for name in NEEDED}
 
 
@@ -168,23 +175,23 @@ def test_a_killed_worker_is_gone_on_with(folder: str, tmp_path: Path) -> None:
     (part,) = [path for path in tmp_path.rglob("*.part") if path.stat().st_size > 1 << 20]
     assert part.stat().st_size < len(WEIGHTS)
     told: list[str] = []
-    assert content(Path(local_model(folder, tmp_path, told.append))) == {name: FILES[name] for name in NEEDED}
+    assert content(Path(fetched(folder, tmp_path, told.append))) == {name: FILES[name] for name in NEEDED}
     assert not list(tmp_path.rglob("*.part"))
 
 
 @pytest.mark.e2e
 def test_what_is_no_model_is_one_clear_error(folder: str, s3_server: S3Server, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no model_index\.json: it must be the folder of"):
-        local_model(folder.rpartition("/")[0], tmp_path)
+        fetched(folder.rpartition("/")[0], tmp_path)
     with pytest.raises(StorageRefused, match=r"s3://.*: there is no such bucket; make it"):
-        local_model("s3://no-such-bucket/model", tmp_path)
+        fetched("s3://no-such-bucket/model", tmp_path)
     put = putter(s3_server, folder)
     put("unet/näme.json", b"{}")
     with pytest.raises(InvalidKey, match="näme"):
-        local_model(folder, tmp_path)
+        fetched(folder, tmp_path)
     put("model_index.json", b"{")
     with pytest.raises(LoadError, match=r"paint/model_index\.json: "):
-        local_model(folder, tmp_path)
+        fetched(folder, tmp_path)
 
 
 @pytest.mark.e2e
@@ -218,7 +225,7 @@ def test_inspecting_fetches_no_weights(
     assert not (tmp_path / "cache").exists()
     assert (told["model"], told["folder"]) == (folder, None)
     assert [part["values"] for part in told["components"]] == [700_000]
-    whole = inspect_model(local_model(folder, tmp_path / "cache")).to_dict()
+    whole = inspect_model(fetched(folder, tmp_path / "cache")).to_dict()
     assert told | {"model": None, "folder": None} == whole | {"model": None, "folder": None}
     plain = CliRunner().invoke(cli, ["models", "inspect", folder]).output
     assert "whose weights were not fetched" in plain
@@ -257,7 +264,7 @@ class Listing:
 def test_no_name_in_a_store_leads_out_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_source, "open_storage", lambda _: Listing())
     with pytest.raises(InvalidKey, match=r"'\.\.' in '\.\./\.\./outside\.txt'"):
-        local_model(Listing.url, tmp_path / "cache")
+        fetched(Listing.url, tmp_path / "cache")
     assert not (tmp_path / "cache" / "outside.txt").exists()
 
 

@@ -33,6 +33,7 @@ def doctor(redis_url: str | None, store: str | None) -> None:
         ("accelerator", _accelerator),
         ("embedded Redis", find_binary),
         ("built-in models", _models),
+        ("model cache", _cache),
     ]
     if redis_url is not None:
         checks.append(("redis", lambda: _redis(job_settings(redis_url))))
@@ -72,6 +73,18 @@ def _models() -> str:
     from saggar.engine.models.registry import installed
 
     return ", ".join(installed()) or "none"
+
+
+def _cache() -> str:
+    """Of models from S3, as the environment says."""
+    from saggar.workers.model_cache import gib, held, states
+    from saggar.workers.settings import cache_settings
+
+    cache, limit = cache_settings()
+    found = states(cache)
+    used = sum(state.in_use for state in found)
+    of = f"of {gib(limit)}" if limit is not None else "without a limit"
+    return f"{len(found)} models from S3, {used} in use, {gib(held(cache))} {of}, in {cache}"
 
 
 def _redis(settings: JobSettings) -> str:

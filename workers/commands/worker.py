@@ -16,6 +16,7 @@ import click
 )
 @click.option("--model-name", help="The name that jobs ask for.  [default: the model's own]")
 @click.option("--model-cache", help="Where models from S3 are kept.  [default: saggar-data/models]")
+@click.option("--model-cache-gib", type=float, help="Most GiB in there.  [default: no limit]")
 @click.option("--store", help="s3://bucket/prefix or a folder.  [default: saggar-data/results]")
 @click.option("--redis", "redis_url", help="redis://, rediss:// or unix:// URL.  [env: SAGGAR_REDIS_URL]")
 @click.option("--device", help="auto, cpu, cuda or cuda:N.")

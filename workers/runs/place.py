@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings, connect
 from saggar.workers.commands.jobs import job_settings
 from saggar.workers.embedded import EmbeddedCluster
-from saggar.workers.model_source import fetch_for_people, is_remote
+from saggar.workers.model_source import is_remote, model_for_people
 from saggar.workers.settings import DEFAULT_MODEL, public_name
 
 _START_TIMEOUT_S = 600.0
@@ -55,11 +55,13 @@ def open_place(
             raise ConfigError("--data is the embedded queue's folder: it says nothing with --cluster")
         yield Place(job_settings(redis_url), name, embedded=False)
         return
-    flags = {**worker, "model": model, "store": target}
-    if is_remote(name):
-        flags |= {"model": fetch_for_people(name), "model_name": public_name(name)}
-    open_family(str(flags["model"] or name))  # a wrong name is told before anything starts
-    with EmbeddedCluster(data or _data_folder(target), flags) as cluster:
+    with ExitStack() as stack:
+        flags = {**worker, "model": model, "store": target}
+        if is_remote(name):
+            here = stack.enter_context(model_for_people(name))
+            flags |= {"model": here, "model_name": public_name(name)}
+        open_family(str(flags["model"] or name))  # a wrong name is told before anything starts
+        cluster = stack.enter_context(EmbeddedCluster(data or _data_folder(target), flags))
 
         def alive() -> None:
             if cluster.worker.poll() is not None:
