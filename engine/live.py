@@ -102,6 +102,7 @@ class Live:
             steps=row.steps,
             timings=row.timings,
             numerics=numerics,
+            unread=row.unread,
         )
 
     def _tell(self, kind: EventKind, error: str = "") -> None:

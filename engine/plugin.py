@@ -4,7 +4,7 @@ What needs torch is in `saggar.engine.plugin_torch`, to be imported inside the v
 a family for its schema and its batch keys, and stays free of torch.
 """
 
-from saggar.engine.cache.prompt import Encoded
+from saggar.engine.cache.prompt import Cut, Encoded
 from saggar.engine.errors import InvalidRequest, LoadError, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.packages import need
@@ -19,6 +19,7 @@ from saggar.engine.request import Request
 
 __all__ = [
     "Checkpoint",
+    "Cut",
     "Encoded",
     "Family",
     "InvalidRequest",

@@ -53,10 +53,21 @@ class Request:
         return self.num_outputs
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A text that is longer than the model reads: of its `tokens` tokens the first `read_tokens` count. `field` of the
+    request: "prompt" or "negative_prompt".
+    """
+
+    field: str
+    read_tokens: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Output:
     """A finished request. `media[i]` was drawn from `seeds[i]`; a model that makes several of one output (layers)
-    repeats its seed.
+    repeats its seed. `unread`: its texts that are too long for the model.
     """
 
     request_id: str
@@ -67,6 +78,7 @@ class Output:
     steps: int
     timings: dict[str, float]
     numerics: str
+    unread: tuple[Unread, ...] = ()
 
     @property
     def images(self) -> list[np.ndarray]:

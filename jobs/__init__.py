@@ -35,6 +35,7 @@ from saggar.jobs.record import (
     Progress,
     State,
     Times,
+    Unread,
 )
 from saggar.jobs.schema import Inputs, Job, Lora, OutputSpec, parse_job
 from saggar.jobs.settings import JobSettings, connect, connect_async
@@ -73,6 +74,7 @@ __all__ = [
     "Times",
     "UnknownJob",
     "UnknownModel",
+    "Unread",
     "WaitTimeout",
     "batch_key",
     "check_job",

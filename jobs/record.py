@@ -42,8 +42,17 @@ class OutputRef(_Frozen):
     channels: int | None = None
 
 
+class Unread(_Frozen):
+    """A text of the job that is longer than the model reads: of its `tokens` tokens the first `read_tokens` count."""
+
+    field: str
+    read_tokens: int
+    tokens: int
+
+
 class JobResult(_Frozen):
-    """What the winning attempt made. `timings` in seconds by phase."""
+    """What the winning attempt made. `timings` in seconds by phase. `unread`: texts that were too long; None without
+    any."""
 
     outputs: list[OutputRef]
     manifest: str | None = None  # URI of result.json
@@ -51,6 +60,7 @@ class JobResult(_Frozen):
     batch_id: str = ""
     batch_size: int = 1
     timings: dict[str, float] = {}
+    unread: tuple[Unread, ...] | None = None
 
 
 class JobError(_Frozen):

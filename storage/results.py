@@ -65,8 +65,21 @@ class ManifestOutput(ManifestFile):
         return {name: value for name, value in whole.items() if name not in _LATER or value is not None}
 
 
+class ManifestUnread(BaseModel):
+    """A text of the request that is longer than the model reads: of its `tokens` tokens the first `read_tokens`
+    count.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    field: str
+    read_tokens: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+
+
 class ResultManifest(BaseModel):
-    """A job's result; `spec_sha256` is `spec_digest` of the request it answers, `timings` in seconds."""
+    """A job's result; `spec_sha256` is `spec_digest` of the request it answers, `timings` in seconds. `unread`: texts
+    that were too long; None without any."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,6 +94,13 @@ class ResultManifest(BaseModel):
     batch_size: int | None = None
     numerics: str | None = None
     timings: dict[str, float] = Field(default_factory=dict)
+    unread: tuple[ManifestUnread, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """As ManifestOutput: no name that older readers do not know where there is nothing to say."""
+        whole: dict[str, object] = handler(self)
+        return {name: value for name, value in whole.items() if name != "unread" or value is not None}
 
     def files(self) -> Iterator[ManifestFile]:
         """Outputs and sidecars."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from pydantic import JsonValue
 from pydantic_core import to_json
+from saggar.engine.request import Unread
 from saggar.workers.encode import Encoded, Parameters
 
 SIDECAR_VERSION = 1
@@ -28,11 +30,13 @@ def sidecar(
     steps: int,
     timings: Mapping[str, float],
     encoded: Encoded,
+    unread: Sequence[Unread] = (),
     created: datetime | None = None,
 ) -> dict[str, JsonValue]:
     """Everything needed to make output `index` again or to check it, as one JSON object.
 
-    `request` is the whole request; `timings` in seconds; `created` is now if not given.
+    `request` is the whole request; `timings` in seconds; `created` is now if not given; `unread` stands there if there
+    is any.
     """
     return {
         "version": SIDECAR_VERSION,
@@ -47,6 +51,7 @@ def sidecar(
         "batch": {"id": batch_id, "size": batch_size},
         "steps": steps,
         "timings": dict(timings),
+        **({"unread": [asdict(one) for one in unread]} if unread else {}),
         "created": (created or datetime.now(UTC)).isoformat(),
         "file": {
             "content_type": encoded.content_type,

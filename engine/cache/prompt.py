@@ -8,13 +8,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
 Encoded: TypeAlias = "Mapping[str, torch.Tensor]"
 """What an encoder makes of one text: tensors by name, each of shape [1, ...]."""
+
+
+class Cut(NamedTuple):
+    """Of a text of `tokens` tokens only `read` are read."""
+
+    read: int
+    tokens: int
+
+
+class Known(NamedTuple):
+    """An encoded text, and what its encoders did not read of it."""
+
+    encoded: Encoded
+    cut: Cut | None = None
 
 
 class PromptCache:
@@ -25,26 +39,26 @@ class PromptCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: OrderedDict[tuple[str, str], Encoded] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], Known] = OrderedDict()
         self.bytes = 0
 
-    def get(self, text: str, variant: str) -> Encoded | None:
+    def get(self, text: str, variant: str) -> Known | None:
         """A copy, for a request may change what it has been given."""
         entry = self._entries.get((text, variant))
         if entry is None:
             return None
         self._entries.move_to_end((text, variant))
-        return _copy(entry)
+        return Known(_copy(entry.encoded), entry.cut)
 
-    def put(self, text: str, variant: str, encoded: Encoded) -> None:
+    def put(self, text: str, variant: str, encoded: Encoded, cut: Cut | None = None) -> None:
         """Keeps a copy: the tensors may be views of a whole batch. An entry larger than the limit is not kept."""
         size = _bytes(encoded)
         if size > self._limit or (text, variant) in self._entries:
             return
-        self._entries[(text, variant)] = _copy(encoded)
+        self._entries[(text, variant)] = Known(_copy(encoded), cut)
         self.bytes += size
         while self.bytes > self._limit:
-            self.bytes -= _bytes(self._entries.popitem(last=False)[1])
+            self.bytes -= _bytes(self._entries.popitem(last=False)[1].encoded)
 
     def __len__(self) -> int:
         return len(self._entries)

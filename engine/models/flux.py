@@ -65,6 +65,7 @@ class Flux(FromImage[FluxParams], PackedFamily[FluxParams]):
     tasks: tuple[str, ...] = ("t2i", "i2i", "inpaint")
     pipelines: ClassVar = {"i2i": "FluxImg2ImgPipeline", "inpaint": "FluxInpaintPipeline"}
     tokenizer = "tokenizer_2"
+    readers = ("tokenizer_2",)  # CLIP's is for a summary, of 77 tokens at most
     sequence_plan = SequencePlan(
         {
             "transformer_blocks.*.attn": ("text", "image"),

@@ -102,6 +102,7 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
     )
     graphs = False
     masks: ClassVar = {"joint": "keys", "refiner": "any"}
+    readers = ("tokenizer",)
     batch_fields = ("height", "width", "num_frames")
 
     def __init__(self, checkpoint: Checkpoint) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from saggar.engine.cache.prompt import Encoded
+from saggar.engine.cache.prompt import Cut, Encoded
+from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts
 from saggar.engine.models import references
 from saggar.engine.models.joint import JointFamily
@@ -77,6 +78,22 @@ class LongCat(JointFamily[Any]):
         "text_processor": "saggar.engine.models.source.qwen_processor:PictureProcessor"
     }
 
+    def tokens_of(self, text: str) -> int:
+        """As the pipeline splits it: what stands in quotes by characters."""
+        from diffusers.pipelines.longcat_image.pipeline_longcat_image import split_quotation
+
+        pieces: list[str] = []
+        for part, quoted in split_quotation(text):
+            pieces += part if quoted else [part]
+        return sum(
+            len(self._pipe.tokenizer(piece, add_special_tokens=False)["input_ids"]) for piece in pieces
+        )
+
+    def cut_of(self, text: str) -> Cut | None:
+        """A token is a byte or more, so that few texts need to be counted."""
+        tokens = self.tokens_of(text) if len(text.encode()) > TEXT else 0
+        return Cut(TEXT, tokens) if tokens > TEXT else None
+
     def images(self, state: State) -> torch.Tensor:
         """In the VAE's dtype."""
         return super().images(state).to(self._pipe.vae.dtype)
@@ -108,6 +125,10 @@ class LongCatImage(LongCat):
             texts = [self._pipe.rewire_prompt(text, self._placement.device)[0] for text in texts]
         embeds, ids = self._pipe.encode_prompt(texts)
         return [{**one, "ids": ids} for one in per_text(text=embeds)]
+
+    def cuts(self, texts: Sequence[str], how: bool) -> Sequence[Cut | None]:
+        """None of those that are written anew: who does that reads all."""
+        return [None if how else self.cut_of(text) for text in texts]
 
     def combine(self, predictions: Mapping[str, torch.Tensor], state: State) -> torch.Tensor:
         """Guidance where the request has it; each token is no longer than its conditional prediction, if asked."""
@@ -153,6 +174,7 @@ class LongCatImageEdit(LongCat):
         resize = self._pipe.image_processor.resize
         whole, seen = {}, {}
         for state in states:
+            self._refuse_long(state)
             high, wide = state.params.height, state.params.width
             whole[state.id] = resize(references.pictures(state.request)[0], high, wide)
             seen[state.id] = references.Seen.of([resize(whole[state.id], high // 2, wide // 2)])
@@ -160,6 +182,15 @@ class LongCatImageEdit(LongCat):
         for state in states:
             self.schedule(state)
             self._first_latents(state, whole[state.id])
+
+    def _refuse_long(self, state: State) -> None:
+        """InvalidRequest: the pipeline fails where it would cut (it asks for the length of a length)."""
+        for branch in self.branches(state):
+            cut = self.cut_of(self.text_of(state, branch))
+            if cut is not None:
+                raise InvalidRequest(
+                    self.field_of(branch), f"{cut.tokens} tokens are too many", f"at most {TEXT} tokens"
+                )
 
     def _encode(self, texts: list[str], seen: references.Seen) -> Sequence[Encoded]:
         encoded = [self._pipe.encode_prompt([text], image=seen.pictures[0]) for text in texts]

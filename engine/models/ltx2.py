@@ -21,7 +21,7 @@ from saggar.engine.models.ltx2_params import Geometry, LTX2Params, Shape, branch
 from saggar.engine.models.registry import serves
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.models.torch_family import TorchFamily, per_text
+from saggar.engine.models.torch_family import Text, TorchFamily, per_text
 from saggar.engine.models.video import strip
 from saggar.engine.parallel.plans import Gather, SequencePlan, Split
 from saggar.engine.params import Narrowing
@@ -118,9 +118,9 @@ class LTX2(TorchFamily[LTX2Params]):
         """Those whose scale asks for them."""
         return branches_of(state.params)
 
-    def text_of(self, state: State, branch: str) -> str:
+    def field_of(self, branch: str) -> Text:
         """All but one are of the prompt."""
-        return state.request.negative_prompt or "" if branch == "uncond" else state.request.prompt
+        return "negative_prompt" if branch == "uncond" else "prompt"
 
     def predict(self, rows: Rows, branch: str) -> torch.Tensor:
         """Velocities, one behind the other as latents are, [rows, numbers] in float32."""

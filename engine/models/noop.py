@@ -18,7 +18,7 @@ from saggar.engine.media import Clip, Counts, Media, Sound
 from saggar.engine.models.base import Family, branched
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.request import Request
+from saggar.engine.request import Request, Unread
 
 if TYPE_CHECKING:
     from saggar.engine.platform.base import Placement
@@ -42,6 +42,7 @@ class NoopParams:
         int, Field(ge=0, description="more rows in a forward run out of memory; 0: never")
     ] = 0
     nan_at: Annotated[int, Field(ge=0, description="the step that makes its latents NaN; 0: none")] = 0
+    reads: Annotated[int, Field(ge=0, description="words that it reads of a text; 0: all")] = 0
     chunk_every: Annotated[
         int, Field(ge=0, description="steps of one piece, for NoopStreamPipeline; 0: none")
     ] = 0
@@ -95,6 +96,7 @@ class Noop(Family[np.ndarray, NoopParams, None]):
                 ]
             )
             state.timesteps = [float(step) for step in range(state.params.steps, 0, -1)]
+            state.unread = _unread(state)
 
     def branches(self, state: State) -> tuple[str, ...]:
         """A second branch with guidance above 1."""
@@ -272,6 +274,13 @@ def colour(prompt: str, seed: int) -> np.ndarray:
     """The colour of an output: three whole numbers 0..255 as float32."""
     digest = hashlib.blake2b(f"{seed}:{prompt}".encode(), digest_size=3).digest()
     return np.frombuffer(digest, np.uint8).astype(np.float32)
+
+
+def _unread(state: State) -> dict[str, Unread]:
+    request, reads = state.request, state.params.reads
+    texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt or ""}
+    words = {field: len(text.split()) for field, text in texts.items()}
+    return {field: Unread(field, reads, count) for field, count in words.items() if 0 < reads < count}
 
 
 def _fail(state: State, verb: str) -> None:

@@ -59,6 +59,10 @@ class QwenImage(FromImage[QwenImageParams], QwenFamily[QwenImageParams]):
             dtype = state.conditioning["cond"]["text"].dtype
             state.latents = self.first_latents(state, channels, dtype)
 
+    def kept(self, how: int) -> int:
+        """As many as the limit says, behind the template's beginning."""
+        return how + int(self._pipe.prompt_template_encode_start_idx)
+
     def _encode(self, texts: list[str], length: int) -> Sequence[Encoded]:
         embeds, mask = self._pipe.encode_prompt(
             texts, device=self._placement.device, max_sequence_length=length

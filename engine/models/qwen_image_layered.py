@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from saggar.engine.cache.prompt import Encoded
+from saggar.engine.cache.prompt import Cut, Encoded
 from saggar.engine.media import Counts
 from saggar.engine.models import references
 from saggar.engine.models.packed import CELL
@@ -146,6 +146,14 @@ class QwenImageLayered(QwenFamily[SizedLayeredParams]):
         embeds, mask = self._pipe.encode_prompt(texts, device=device, max_sequence_length=length)
         lengths = [embeds.shape[1]] * len(texts) if mask is None else mask.sum(1).tolist()
         return [{"text": embeds[i : i + 1, :tokens]} for i, tokens in enumerate(lengths)]
+
+    def kept(self, how: Way) -> int:
+        """As many as the limit says, behind the template's beginning."""
+        return how[0] + int(self._pipe.prompt_template_encode_start_idx)
+
+    def cuts(self, texts: Sequence[str], how: Way) -> Sequence[Cut | None]:
+        """None where a description stands in a text's place."""
+        return super().cuts(texts, how) if how[1] is None else [None] * len(texts)
 
     def _first_latents(self, state: State, picture: Any) -> None:
         from saggar.engine.models import common

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from saggar.engine.request import Request
+from saggar.engine.request import Request, Unread
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,8 @@ class RequestState(Generic[T, P, S]):
 
     `conditioning` holds for each branch its tensors by name, of shape [1, ...]: all outputs of a request
     share them. `generators[i]` draws the noise of output i. `finite` says after each step whether the
-    latents were. `extras` are tensors that all branches share.
+    latents were. `extras` are tensors that all branches share. `unread`: by field, the texts of which the
+    encoders do not read all.
     """
 
     request: Request
@@ -39,6 +40,7 @@ class RequestState(Generic[T, P, S]):
     generators: list[torch.Generator] = field(default_factory=list)
     finite: list[object] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
+    unread: dict[str, Unread] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

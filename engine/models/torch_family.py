@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
-from saggar.engine.cache.prompt import Encoded, PromptCache
+from saggar.engine.cache.prompt import Cut, Encoded, Known, PromptCache
 from saggar.engine.media import Media
 from saggar.engine.models.base import Family, grouped
+from saggar.engine.models.reading import Reading
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
 from saggar.engine.params import Narrowing
+from saggar.engine.request import Unread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
+Text: TypeAlias = Literal["prompt", "negative_prompt"]
 _DECODERS = ("vae", "audio_vae")
 _DENOISERS = ("transformer", "transformer_2", "unet")
 
@@ -37,10 +40,12 @@ class DrawnParams(Protocol):
 class TorchFamily(Family["torch.Tensor", P, Any]):
     """`pipeline` is the class in diffusers whose parts the family uses; they are `self._pipe` once loaded.
     `loaded_as`: for a component, the class of its library that the family loads in place of the checkpoint's.
+    `readers`: the tokenizers that are given the whole text; all of them if none are named.
     """
 
     pipeline: str
     loaded_as: ClassVar[Mapping[str, str]] = {}
+    readers: ClassVar[tuple[str, ...]] = ()
 
     def narrowings(self) -> tuple[Narrowing, ...]:
         """A schedule that is stretched to its end has two steps: with one, diffusers divides nothing by nothing."""
@@ -63,6 +68,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         self._pipe: Any = parts
         self._placement = placement
         self._prompts = PromptCache(placement.prompt_cache_bytes)
+        self._reading = Reading(parts.components, self.readers)
 
     def step_scheduler(self, state: RequestState[torch.Tensor, P, Any], noise: torch.Tensor) -> None:
         """The request's own sampler."""
@@ -162,27 +168,56 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
                 texts.setdefault(variant(state, branch), {})[self.text_of(state, branch)] = None
         known = {how: self._encoded(list(some), how, encode) for how, some in texts.items()}
         for state in states:
+            state.unread = {}
             for branch in self.branches(state):
-                state.conditioning[branch] = known[variant(state, branch)][self.text_of(state, branch)]
+                found = known[variant(state, branch)][self.text_of(state, branch)]
+                state.conditioning[branch] = found.encoded
+                if found.cut is not None:
+                    field = self.field_of(branch)
+                    state.unread[field] = Unread(field, *found.cut)
+
+    def field_of(self, branch: str) -> Text:
+        """Hook: whose text a branch has, any but `cond` that of the negative prompt."""
+        return "prompt" if branch == "cond" else "negative_prompt"
 
     def text_of(self, state: RequestState[torch.Tensor, P, Any], branch: str) -> str:
-        """Hook: the text of a branch, for any but `cond` the negative prompt."""
-        return state.request.prompt if branch == "cond" else state.request.negative_prompt or ""
+        """The text of a branch."""
+        request = state.request
+        return request.prompt if self.field_of(branch) == "prompt" else request.negative_prompt or ""
+
+    def cuts(self, texts: Sequence[str], how: Any) -> Sequence[Cut | None]:
+        """Hook: of each text that has just been encoded in this way, what its encoders leave out. A family whose
+        tokenizer is none of transformers' counts by itself.
+        """
+        return self._reading.cuts(texts, self.kept(how))
+
+    def kept(self, how: Any) -> int | None:
+        """Hook: how many of a text's tokens and its template's are read, where it is not the tokenizer that cuts."""
+        return None
 
     def _encoded(
         self, texts: list[str], how: V, encode: Callable[[list[str], V], Sequence[Encoded]]
-    ) -> dict[str, Encoded]:
-        known: dict[str, Encoded] = {}
+    ) -> dict[str, Known]:
+        known: dict[str, Known] = {}
         for text in texts:
             if (entry := self._prompts.get(text, str(how))) is not None:
                 known[text] = entry
         fresh = [text for text in texts if text not in known]
         self.count("prompts.cached", len(known))
         self.count("prompts.encoded", len(fresh))
-        for text, encoded in zip(fresh, encode(fresh, how) if fresh else (), strict=True):
-            self._prompts.put(text, str(how), encoded)
-            known[text] = encoded
+        for text, new in zip(fresh, self._read(fresh, how, encode) if fresh else (), strict=True):
+            self._prompts.put(text, str(how), *new)
+            known[text] = new
         return known
+
+    def _read(
+        self, texts: list[str], how: V, encode: Callable[[list[str], V], Sequence[Encoded]]
+    ) -> list[Known]:
+        with self._reading.noting():
+            made = encode(texts, how)
+        found = [Known(*one) for one in zip(made, self.cuts(texts, how), strict=True)]
+        self.count("prompts.cut", sum(one.cut is not None for one in found))
+        return found
 
 
 def per_text(**tensors: torch.Tensor) -> list[Encoded]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import EngineError
 from saggar.engine.media import Media
-from saggar.engine.request import Request
+from saggar.engine.request import Request, Unread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ RowStatus = Literal["running", "decoding", "done", "failed", "dropped"]
 
 @dataclass(frozen=True)
 class RowReport:
-    """Where one request stands after a turn. `media` come with `done`, `error` with `failed`.
+    """Where one request stands after a turn. `media`, `timings` and `unread` come with `done`, `error` with `failed`.
 
     `previews` and `chunks` are those since the last report, each with its step.
     """
@@ -55,6 +55,7 @@ class RowReport:
     chunks: Sequence[tuple[int, Sequence[Media]]] = ()
     error: EngineError | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    unread: tuple[Unread, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, TypedDict, cast
 
+from pydantic import JsonValue
 from saggar.jobs.errors import InvalidJob, NotRetryable, RedisFull, UnknownJob
 from saggar.jobs.lanes import LaneMessage, lane_base
 from saggar.jobs.ledger import parse
@@ -19,7 +20,7 @@ from saggar.jobs.settings import JobSettings
 PAGE_MAX = 1_000  # records of a page
 LOOK_MAX = 2_000  # index entries that one page may look at
 EventKind = Literal["", "progress", "uploading"]
-Data = dict[str, str | int | float | None]
+Data = Mapping[str, JsonValue]
 
 
 def compact(data: object) -> str:
@@ -120,11 +121,13 @@ class Ops:
 
     def commit(self, job_id: str, attempt: int, result: JobResult) -> Op[parse.Ending]:
         stored = result.model_dump_json(exclude_none=True)
-        data: Data = {
+        data: dict[str, JsonValue] = {
             "outputs": len({output.index for output in result.outputs}),
             "batch_id": result.batch_id,
         }
         data |= {"batch_size": result.batch_size, "manifest": result.manifest}
+        if result.unread:
+            data["unread"] = [one.model_dump() for one in result.unread]
         # Celery's copy is shorter: the record and the manifest have the rest, and Redis's memory is dear.
         outputs = {"__all__": {"sha256", "bytes"}}
         short = result.model_dump_json(exclude_none=True, exclude={"timings": True, "outputs": outputs})

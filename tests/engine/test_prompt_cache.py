@@ -24,11 +24,11 @@ def test_a_hit_is_a_copy_and_so_is_what_is_kept() -> None:
     given["text"].zero_()
     first = cache.get("a", "")
     assert first is not None
-    assert first["text"].tolist() == [[1.0] * 4]
-    first["text"].zero_()
+    assert first.encoded["text"].tolist() == [[1.0] * 4]
+    first.encoded["text"].zero_()
     second = cache.get("a", "")
     assert second is not None
-    assert second["text"].tolist() == [[1.0] * 4]
+    assert second.encoded["text"].tolist() == [[1.0] * 4]
 
 
 def test_a_variant_is_another_entry() -> None:
@@ -55,7 +55,7 @@ def test_a_view_does_not_keep_its_batch_and_what_is_too_large_is_not_kept() -> N
     cache.put("a", "", {"text": batch[:1]})
     kept = cache.get("a", "")
     assert kept is not None
-    assert kept["text"].untyped_storage().nbytes() == 16
+    assert kept.encoded["text"].untyped_storage().nbytes() == 16
     cache.put("b", "", entry(numbers=5))
     assert (cache.get("b", ""), cache.bytes) == (None, 16)
 

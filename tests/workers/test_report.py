@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from saggar.storage.local import LocalStorage
 from saggar.workers.contact_sheet import contact_sheet
-from saggar.workers.runs.report import Failure, RunSummary, rates, report_html, report_json, write_report
+from saggar.workers.runs.report import Cut, Failure, RunSummary, rates, report_html, report_json, write_report
 
 BEGAN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`{{7*7}}\u202e\ud800&lt;"
@@ -140,6 +140,21 @@ def test_hostile_texts_stay_texts() -> None:
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
     assert page.text.count("<script>alert(1)</script>") == 16 and "{{7*7}}" in page.text
     assert json.loads(report_json(summary))["parameters"][HOSTILE] == HOSTILE
+
+
+def test_rows_whose_texts_are_too_long_are_shown() -> None:
+    title = "rows with a text that is longer than the model reads"
+    assert title not in Page(report_html(SUMMARY, None)).text
+    summary = replace(SUMMARY, unread=1234, unread_examples=[Cut("row 7", "prompt", 75, 1180)])
+    page = Page(report_html(summary, None))
+    assert not page.open
+    for said in (f"1,234 {title}", "row 7", "prompt", "75", "1,180"):
+        assert said in page.text, said
+    content = json.loads(report_json(summary))
+    assert content["unread"] == 1234
+    assert content["unread_examples"] == [
+        {"row": "row 7", "field": "prompt", "read_tokens": 75, "tokens": 1180}
+    ]
 
 
 def test_counts_must_add_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from saggar.engine.engine import Engine
 from saggar.engine.errors import WorkerDied
 from saggar.jobs.cards import ModelCard, batch_key, check_job
 from saggar.jobs.errors import JobFailed
+from saggar.jobs.events import Events
 from saggar.jobs.lanes import LaneStore
 from saggar.jobs.ledger import Ledger, job_message
+from saggar.jobs.record import Unread
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings
 from saggar.storage.errors import StorageRefused
 from saggar.storage.local import LocalStorage
+from saggar.storage.results import read_result
 from saggar.workers.attempts import Attempts
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.service import Dropped, GivenBack, Service
@@ -99,6 +103,33 @@ def test_a_job_ends_with_objects_manifest_and_record(bench: Bench) -> None:
     assert record.result == result
     assert manifests(bench, job) == [f"{job.id}/result.json"]
     assert bench.attempts.in_hand() == []
+
+
+def test_texts_that_are_too_long_are_told_wherever_a_result_is(bench: Bench) -> None:
+    job = bench.queue(prompt="one two three", negative_prompt="four five six seven", params={"reads": 2})
+    result = bench.service.run(job.id, "t1")
+    told = [
+        {"field": "prompt", "read_tokens": 2, "tokens": 3},
+        {"field": "negative_prompt", "read_tokens": 2, "tokens": 4},
+    ]
+    record = bench.ledger.get(job.id)
+    assert record is not None and record.result == result
+    assert result.unread is not None and [one.model_dump() for one in result.unread] == told
+    manifest = read_result(bench.storage, f"{job.id}/result.json")
+    assert json.loads(manifest.to_bytes())["unread"] == told
+    assert manifest.outputs[0].sidecar is not None
+    assert json.loads(bench.storage.get(manifest.outputs[0].sidecar.key))["unread"] == told
+    *_, last = Events(bench.ledger.runner, JobSettings()).replay(job.id)
+    assert (last.kind, last.data["unread"]) == ("succeeded", told)
+
+
+def test_where_all_is_read_nothing_of_a_result_is_new_to_older_readers(bench: Bench) -> None:
+    job = bench.queue(prompt="one two", params={"reads": 2})
+    assert bench.service.run(job.id, "t1").unread is None
+    assert "unread" not in json.loads(bench.storage.get(f"{job.id}/result.json"))
+    kept = bench.ledger.runner.client.get(f"{JobSettings().key_prefix}result:{job.id}")
+    assert json.loads(kept)["outputs"]
+    assert "unread" not in json.loads(kept)
 
 
 def test_a_message_that_comes_again_says_again_what_became_of_its_job(bench: Bench) -> None:
@@ -191,7 +222,7 @@ def test_an_attempt_that_was_overtaken_is_not_seen(bench: Bench) -> None:
 
 def test_a_manifest_without_a_record_is_taken_over_and_not_made_again(bench: Bench) -> None:
     """A crash between result.json and the ledger's commit."""
-    job = bench.queue()
+    job = bench.queue(prompt="one two three", params={"reads": 2})
     bench.ledger.start(job.id, "crashed", "t0")
     publisher = Publisher(bench.storage, None, Origin("noop", "r1", {}))
     from saggar.workers.translate import to_request
@@ -199,7 +230,9 @@ def test_a_manifest_without_a_record_is_taken_over_and_not_made_again(bench: Ben
     output = bench.engine.submit(to_request(job)).result(20)
     written = publisher.commit(publisher.upload(job, 1, output, lambda: True))
     batches = bench.engine.stats()["batches"]
-    assert bench.service.run(job.id, "t1").outputs == written.outputs
+    found = bench.service.run(job.id, "t1")
+    assert found.outputs == written.outputs
+    assert found.unread == written.unread == (Unread(field="prompt", read_tokens=2, tokens=3),)
     assert bench.engine.stats()["batches"] == batches
     assert bench.state(job) == "succeeded"
 

@@ -4,6 +4,7 @@ files that a job starts from.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from saggar.jobs.client import JobClient
 from saggar.jobs.errors import JobFailed, SaggarError, UnknownRun
 from saggar.jobs.events import Event
 from saggar.jobs.lanes.message import Priority
-from saggar.jobs.record import OPEN, JobRecord, State
+from saggar.jobs.record import OPEN, JobRecord, State, Unread
 from saggar.jobs.runs import RunLedger
 from saggar.jobs.runs.plan import parse_settings
 from saggar.jobs.schema import Format
@@ -105,8 +106,11 @@ def submit(
         click.echo(submitted.id)
         if wait:
             _warn_without_workers(client, str(job["model"]))
-            for output in client.result(submitted.id).outputs:
+            result = client.result(submitted.id)
+            for output in result.outputs:
                 click.echo(output.uri)
+            for unread in result.unread or ():
+                click.echo(told(unread), err=True)
 
 
 def _input_uris(given: Mapping[str, Sequence[str]], store: str | None) -> dict[str, list[str]]:
@@ -146,6 +150,8 @@ def watch(job_id: str | None, run: str | None, as_json: bool, no_follow: bool, r
 def _event_line(event: Event) -> str:
     parts = [event.time.strftime("%H:%M:%S.%f")[:-3], f"{event.kind:<10}", event.job or ""]
     shown = {name: value for name, value in event.data.items() if value not in (None, "")}
+    if isinstance(unread := shown.get("unread"), list):
+        shown["unread"] = json.dumps(unread, separators=(",", ":"))
     if event.kind == "progress":
         shown = {"step": _steps(event.data.get("step"), event.data.get("steps"))}
     return "  ".join([*parts, *(f"{name}={value}" for name, value in shown.items())])
@@ -187,7 +193,14 @@ def _facts(record: JobRecord) -> list[tuple[str, object]]:
     if record.result is not None:
         facts += [("batch", f"{record.result.batch_size} jobs ({record.result.batch_id})")]
         facts += [("output", output.uri) for output in record.result.outputs]
+        facts += [("unread", told(one)) for one in record.result.unread or ()]
     return facts
+
+
+def told(unread: Unread) -> str:
+    """In a line for people."""
+    counts = f"{unread.read_tokens} of its {unread.tokens} tokens count"
+    return f"the {unread.field} is longer than the model reads: {counts}"
 
 
 @click.command("list")

@@ -30,6 +30,7 @@ from saggar.workers.runs.place import CardDesk, Place, open_place
 from saggar.workers.runs.readers import Columns, check_manifest
 from saggar.workers.runs.report import HTML_NAME as REPORT
 from saggar.workers.runs.sheet import NAME as SHEET
+from saggar.workers.runs.unread import in_words
 from saggar.workers.uploads import workers_store
 
 
@@ -184,8 +185,16 @@ class Session:
             )
         for n, text in list(self._runs.failures(ended.name)[1].items())[:3]:
             self._console.print(f"[red]row {n}: {text}[/red]", highlight=False)
+        self._warn()
         if ended.done and ended.complete and ended.spec.sheet:
             self._show(ended)
+
+    def _warn(self) -> None:
+        """Of texts that are longer than the model reads."""
+        unread = self._folder.unread
+        if rows := unread.rows():
+            text = f"{in_words(rows)}, and the rest is not seen: {self._shown(unread.key)}"
+            self._console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _refuse_bad(self, manifest: Manifest, card: ModelCard) -> None:
         if not manifest.bad:

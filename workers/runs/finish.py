@@ -59,6 +59,7 @@ class RunFinisher:
 
     def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
         """As Finisher.judge. Raises StorageUnavailable and StorageRefused, after which it may be called again."""
+        self._folder.unread.note(ended)
         if self._gates is None:
             verdicts: Sequence[Verdict] = [Verdict("done", bytes=bytes_of(one.record)) for one in ended]
         else:

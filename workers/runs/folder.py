@@ -2,6 +2,7 @@
 
 _runs/NAME/manifest/00000.jsonl   jobs, one a line, at most 2,000 a part
 _runs/NAME/run.json               names the parts with their hashes; written after them
+_runs/NAME/unread.jsonl           rows whose texts are longer than the model reads: unread.py
 _runs/NAME/_SUCCESS               written last
 """
 
@@ -17,6 +18,7 @@ from saggar.jobs.schema import Job, read_job
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
 from saggar.workers.runs.report import RunSummary, write_report
+from saggar.workers.runs.unread import UnreadRows
 
 PART_ROWS = 2_000
 _JSONL, _JSON = "application/x-ndjson", "application/json"
@@ -53,6 +55,7 @@ class RunFolder:
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage = storage
         self.base = f"_runs/{name}"
+        self.unread = UnreadRows(storage, self.base)
         self._index: RunIndex | None = None
 
     def index(self, *, fresh: bool = False) -> RunIndex | None:

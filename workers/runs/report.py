@@ -39,13 +39,24 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A row with a text that is longer than the model reads: of its tokens the first `read_tokens` count."""
+
+    row: str
+    field: str
+    read_tokens: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """What a run came to. Rows: done + failed + rejected + cancelled = planned.
 
     `pictures` made and kept, `size` in bytes; `drawn` pictures in all, those that gates refused too.
     `failures`: failed rows by kind. `rejections`: refused pictures by gate. `batches`: how many by their size.
     `timeline`: (seconds since `began`, rows ended by then), growing in both. `parameters` of all rows; `versions` of
-    packages; `output` is where the pictures are. Times are aware.
+    packages; `output` is where the pictures are. `unread`: rows with a text that is longer than the model reads, and
+    some of them. Times are aware.
     """
 
     run: str
@@ -70,6 +81,8 @@ class RunSummary:
     parameters: Mapping[str, JsonValue] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[Failure] = ()
+    unread: int = 0
+    unread_examples: Sequence[Cut] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError when the counts do not add up."""

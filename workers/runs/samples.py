@@ -50,6 +50,7 @@ def sample_of(key: str, picture: bytes, extension: str, sidecar: Mapping[str, Js
             "batch": sidecar["batch"],
             "versions": sidecar["versions"],
             "request": dict(request),
+            **({"unread": sidecar["unread"]} if "unread" in sidecar else {}),
         }
     except KeyError as error:
         raise ValueError(f"{key}: its sidecar has no {error}") from error

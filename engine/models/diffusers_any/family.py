@@ -23,8 +23,9 @@ from saggar.engine.errors import InvalidRequest, RowFailed, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.diffusers_any.paced import Paced
 from saggar.engine.models.diffusers_any.signatures import Argument, call_arguments
+from saggar.engine.models.reading import Reading
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.request import Request
+from saggar.engine.request import Request, Unread
 
 if TYPE_CHECKING:
     from saggar.engine.platform.base import Placement
@@ -45,10 +46,18 @@ _USUAL_SIZE = 1024
 
 
 @dataclass(frozen=True)
+class Made:
+    """What a call of the pipeline makes: pictures [rows, H, W, 3] in 0..1, and of each row what was not read."""
+
+    pictures: np.ndarray
+    unread: list[dict[str, Unread]]
+
+
+@dataclass(frozen=True)
 class Seat:
     """The place of an output in a call of the pipeline."""
 
-    call: Paced[np.ndarray]
+    call: Paced[Made]
     place: int
 
 
@@ -131,7 +140,9 @@ class DiffusersAny(Family[np.ndarray, Any, Seats]):
         for row in rows:
             with _forgotten_if_it_fails(rows, row):
                 seat = _seat_of(row)
-                pictures[row.state.id].append(self._pixels(seat.call.result()[seat.place]))
+                made = seat.call.result()
+                pictures[row.state.id].append(self._pixels(made.pictures[seat.place]))
+                row.state.unread = made.unread[seat.place]
         return [pictures[state.id] for state in states]
 
     def join(self, pieces: Sequence[np.ndarray]) -> np.ndarray:
@@ -197,15 +208,17 @@ class _Call:
         self._negatives = [request.negative_prompt for request in requests]
         self._params = asdict(rows[0].state.params)
 
-    def __call__(self, step: Any) -> np.ndarray:
-        """Pictures [rows, H, W, 3] in 0..1."""
+    def __call__(self, step: Any) -> Made:
+        """The whole call; `step` is called after each of the pipeline's steps."""
         import torch
 
         device = self._family._placement.device
         if device is not None and device.type != "cpu":
             torch.accelerator.set_device_index(device.index or 0)  # a thread begins with the first one
-        with torch.inference_mode():
-            output = own_pipeline(self._family._pipe)(**self._arguments(step))
+        pipe = own_pipeline(self._family._pipe)
+        reading = Reading(_own_tokenizers(pipe))
+        with torch.inference_mode(), reading.noting():
+            output = pipe(**self._arguments(step))
         pictures = getattr(output, "images", None)
         if (
             not isinstance(pictures, np.ndarray)
@@ -213,7 +226,12 @@ class _Call:
             or pictures.ndim != 4
         ):
             raise RowFailed(f"{self._family.pipeline} gives no pictures, and only pictures are served")
-        return pictures
+        return Made(pictures, [self._unread(reading, row) for row in range(len(self._seeds))])
+
+    def _unread(self, reading: Reading, row: int) -> dict[str, Unread]:
+        texts = {"prompt": self._prompts[row], "negative_prompt": self._negatives[row]}
+        cuts = {field: reading.cut(text) for field, text in texts.items() if text}
+        return {field: Unread(field, *cut) for field, cut in cuts.items() if cut is not None}
 
     def _arguments(self, step: Any) -> dict[str, Any]:
         import torch
@@ -302,6 +320,13 @@ def _forgotten_if_it_fails(rows: Rows, row: Row[np.ndarray, Any, Seats]) -> Iter
             if seat is not None and seat.call is call:
                 del _seats(other)[other.index]
         raise
+
+
+def _own_tokenizers(pipe: Any) -> dict[str, Any]:
+    """Copies in their places, of a pipeline that is nobody else's: calls are watched each for itself."""
+    own = {name: copy.copy(part) for name, part in vars(pipe).items() if "tokenizer" in name and part}
+    vars(pipe).update(own)
+    return own
 
 
 def own_pipeline(pipe: Any) -> Any:

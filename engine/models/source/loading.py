@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +46,8 @@ def load_pipeline(
     """
     for library in LIBRARIES:
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
+    # Their warnings quote what they cut of prompts, and no log may.
+    logging.getLogger("diffusers.pipelines").setLevel(logging.ERROR)
     kinds = {
         name: _kind(checkpoint, name, source[1], loaded_as.get(name, ""))
         for name, source in checkpoint.components.items()

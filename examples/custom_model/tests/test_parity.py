@@ -96,6 +96,19 @@ def test_a_row_without_guidance_pays_for_none(start: Start) -> None:
     assert counts["rows.uncond"] == 4 + 2 * 7
 
 
+def test_a_text_that_is_too_long_is_told(start: Start) -> None:
+    (short, long) = start(warmup=()).generate(
+        [
+            Request("short", "a vase", params={"steps": 2}),
+            Request("long", "a vase " * 40, params={"steps": 2}),
+        ]
+    )
+    assert short.unread == ()
+    (unread,) = long.unread
+    assert (unread.field, unread.read_tokens + 1) == ("prompt", 64)
+    assert unread.tokens > 64
+
+
 def test_steps_are_told_and_a_cancel_takes_effect(start: Start) -> None:
     engine = start()
     seen: list[int] = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from saggar.engine.plugin import (
+    Cut,
     Encoded,
     LoadError,
     Narrowing,
@@ -134,6 +135,11 @@ class Doodle(TorchFamily[DoodleParams]):
         self.condition(states, lambda texts: [self._encoded_text(text) for text in texts])
         for state in states:
             self._first_latents(state)
+
+    def cuts(self, texts: Sequence[str], how: object) -> list[Cut | None]:
+        """Which of these texts are too long: whoever asked for a picture is told so."""
+        found = [Cut(*self._pipe.tokenizer.count(text)) for text in texts]
+        return [cut if cut.read < cut.tokens else None for cut in found]
 
     def branches(self, state: State) -> tuple[str, ...]:
         """A second forward for guidance above 1."""

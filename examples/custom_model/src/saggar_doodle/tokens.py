@@ -21,6 +21,11 @@ class Tokenizer:
         self._longest = longest
 
     def __call__(self, text: str) -> dict[str, list[int]]:
-        """Token numbers; those that are too many are cut off."""
+        """Token numbers; those that are too many are cut off, which `count` finds."""
         tokens = [self._model.bos_id(), *self._model.encode(text)]
         return {"input_ids": tokens[: self._longest]}
+
+    def count(self, text: str) -> tuple[int, int]:
+        """How many tokens of a text are read, and how many it has."""
+        tokens = len(self._model.encode(text))
+        return min(tokens, self._longest - 1), tokens
