@@ -1,5 +1,5 @@
 """What a run keeps beside its output, against what names it: the parts of its plan by their hashes, `_SUCCESS` by the
-plan's digest. Reports can be made again and are only known.
+plan's digest. Reports, and what is noted for them, are only known.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from saggar.storage.base import ObjectInfo, Storage
 from saggar.workers.runs.findings import Finding, Part, check_bytes, read
 from saggar.workers.runs.folder import RunIndex
 
-_MEMBER = re.compile(r"(?P<base>(?:.*/)?_runs/[^/]+)/(?:manifest/\d{5,}\.jsonl|[^/]+)")
-_NAMES = frozenset({"run.json", "_SUCCESS", "report.json", "report.html", "accepted.jsonl"})
+_MEMBER = re.compile(
+    r"(?P<base>(?:.*/)?_runs/[^/]+)/(?:manifest/\d{5,}\.jsonl|(?P<note>unread/\d{8,}-[0-9a-f]{8}\.jsonl)|[^/]+)"
+)
+_NAMES = frozenset({"run.json", "_SUCCESS", "report.json", "report.html", "accepted.jsonl", "unread.jsonl"})
 
 
 def run_of(key: str) -> str | None:
@@ -35,10 +37,17 @@ def check_run(storage: Storage, base: str, found: Sequence[ObjectInfo]) -> Part:
         key = f"{base}/manifest/{one.key.rpartition('/')[2]}"  # this root may lie deeper than the run's
         named.add(key)
         part.findings += _check_rows(key, one.count, one.sha256, read(storage, key))
-    part.findings += [Finding(key, "extra", "run.json does not name it") for key in sorted(there - named)]
+    extra = sorted(key for key in there - named if not _is_note(key))
+    part.findings += [Finding(key, "extra", "run.json does not name it") for key in extra]
     if f"{base}/_SUCCESS" in there:
         part.findings += _check_success(storage, f"{base}/_SUCCESS", index)
     return part
+
+
+def _is_note(key: str) -> bool:
+    """Whether it is one of those that a run puts before its rows are settled (unread.py)."""
+    found = _MEMBER.fullmatch(key)
+    return found is not None and found["note"] is not None
 
 
 def _index(storage: Storage, base: str, part: Part) -> RunIndex | None:

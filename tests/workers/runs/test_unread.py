@@ -10,12 +10,13 @@ import pytest
 from saggar.jobs.record import JobRecord, JobResult, Times, Unread
 from saggar.jobs.runs import Ended
 from saggar.jobs.schema import Job
+from saggar.storage.base import open_storage
 from saggar.storage.errors import Conflict
 from saggar.storage.local import LocalStorage
 from saggar.workers.runs.unread import UnreadRow, UnreadRows, in_words
 
 from tests.workers.conftest import StartWorker
-from tests.workers.runs.support import manifest, saggar
+from tests.workers.runs.support import is_clean, manifest, saggar
 
 
 def ended(n: int, tokens: int | None = None) -> Ended:
@@ -128,6 +129,11 @@ def test_a_run_says_it_at_its_end(tmp_path: Path, noop: Path, format_: str) -> N
     lines = [json.loads(line) for line in (out / "_runs/p/unread.jsonl").read_text().splitlines()]
     found = {line["job"].rpartition("-")[0]: line["unread"][0]["tokens"] for line in lines}
     assert found == {"long": 3, "longer": 4}
+    assert is_clean(open_storage(str(out)))
+    note = out / "_runs/p/unread/00000001-0123abcd.jsonl"  # as a run that goes on has some
+    note.write_bytes((out / "_runs/p/unread.jsonl").read_bytes())
+    assert is_clean(open_storage(str(out)))
+    note.unlink()
     report = json.loads((out / "_runs/p/report.json").read_text())
     assert (report["unread"], len(report["unread_examples"])) == (2, 2)
     kept = [*out.glob("_runs/p/unread*"), *out.glob("_runs/p/report*"), *(out / ".saggar").rglob("*.log")]
