@@ -14,17 +14,15 @@ def one_line_errors() -> Iterator[None]:
     """What a caller, a file or a server that is away brings about ends the process with a line and status 2. Anything
     else is a fault of ours and passes."""
     import redis
-    from saggar.engine.errors import EngineError
-    from saggar.jobs.errors import SaggarError
-    from saggar.storage.errors import StorageError
-    from saggar.workers.servers import ServerError
 
     try:
         yield
-    except (SaggarError, ServerError, StorageError, EngineError) as error:
+    except _ours() as error:
         _end(str(error).strip())
     except ModuleNotFoundError as error:
-        _end(f"{error.name} is not installed: pip install 'saggar[worker,embedded,s3]'")
+        _end(
+            f"{str(error.name).partition('.')[0]} is not installed: pip install 'saggar[worker,embedded,s3]'"
+        )
     except redis.AuthenticationError as error:
         _end(f"Redis refuses the user or the password of its URL: {error}")
     except (redis.ConnectionError, redis.TimeoutError) as error:
@@ -37,6 +35,18 @@ def one_line_errors() -> Iterator[None]:
         _end(f"Redis refuses a command: {str(error).partition(', with args')[0]}")
     except OSError as error:
         _end(str(error))
+
+
+def _ours() -> tuple[type[Exception], ...]:
+    """Of the engine and of servers only where they have been imported: a producer has not what they need."""
+    from saggar.jobs.errors import SaggarError
+    from saggar.storage.errors import StorageError
+
+    found: list[type[Exception]] = [SaggarError, StorageError]
+    for module, name in (("saggar.engine.errors", "EngineError"), ("saggar.workers.servers", "ServerError")):
+        if module in sys.modules:
+            found.append(getattr(sys.modules[module], name))
+    return tuple(found)
 
 
 def _end(line: str) -> None:

