@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack, cast
 
-from saggar.jobs.desk import Desk, JobLike, Patience, known, merged, parsed, succeeded
+from saggar.jobs.desk import Chunks, Desk, JobLike, Patience, known, merged, succeeded
 from saggar.jobs.errors import SaggarError
 from saggar.jobs.events import AsyncEvents, Event, Events
 from saggar.jobs.ledger.aio import AsyncRunner
@@ -54,17 +53,18 @@ class JobClient:
     def submit_many(self, jobs: Iterable[JobLike], chunk: int = CHUNK) -> Iterator[Submitted | SaggarError]:
         """One outcome for each job, in order, a chunk in a round trip. What `submit` would raise stands in
         its place: one bad line does not stop the rest. Lazy: nothing is sent before it is iterated; a chunk
-        is read and checked ahead, while Redis works on the one before.
+        is read and checked ahead, while Redis works on the one before. What `jobs` itself raises comes after the
+        outcomes of all that it gave before. Raises InvalidJob: a chunk below 1, or one job instead of many.
 
         After an error of Redis the call may be made again if the jobs have ids or idempotency keys."""
-        source = iter(jobs)
+        source = Chunks(jobs, chunk)
         with ThreadPoolExecutor(1, "saggar-submit") as wire:
-            entries = self._submissions(source, chunk)
+            entries = self._submissions(source)
             while entries:
                 answers = wire.submit(self._runner.run_many, [e for e in entries if isinstance(e, Op)])
-                ahead = _done(lambda: self._submissions(source, chunk))
+                ahead = _done(lambda: self._submissions(source))
                 yield from merged(entries, answers.result())
-                entries = ahead.result()  # an error of the source comes after the outcomes before it
+                entries = ahead.result()  # an error comes after the outcomes before it
 
     def status(self, job_id: str) -> JobRecord:
         """With its place in the queue while it waits. Raises UnknownJob."""
@@ -144,9 +144,9 @@ class JobClient:
     ) -> None:
         self.close()
 
-    def _submissions(self, source: Iterator[JobLike], chunk: int) -> Entries:
+    def _submissions(self, source: Chunks) -> Entries:
         """For the next jobs of the source, none at its end. Raises what the source does."""
-        part = parsed(islice(source, chunk))
+        part = source.next()
         self._fetch_cards(part)
         models = self.models() if any(map(self._desk.lacks_card, part)) else []
         return self._desk.submissions(part, models)
@@ -189,8 +189,8 @@ class AsyncJobClient:
         self, jobs: Iterable[JobLike], chunk: int = CHUNK
     ) -> AsyncIterator[Submitted | SaggarError]:
         """As JobClient.submit_many."""
-        source = iter(jobs)
-        while part := parsed(islice(source, chunk)):
+        source = Chunks(jobs, chunk)
+        while part := source.next():
             await self._fetch_cards(part)
             models = await self.models() if any(map(self._desk.lacks_card, part)) else []
             entries = self._desk.submissions(part, models)

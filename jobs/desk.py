@@ -5,12 +5,14 @@ Pure, apart from the clock: no connection here.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from saggar.jobs.cards import ModelCard, completed, parse_card, unknown_model
-from saggar.jobs.errors import InvalidCard, JobFailed, SaggarError, UnknownJob, WaitTimeout
+from saggar.jobs.errors import InvalidCard, InvalidJob, JobFailed, SaggarError, UnknownJob, WaitTimeout
 from saggar.jobs.ledger.message import job_message
 from saggar.jobs.ledger.ops import Ops
 from saggar.jobs.ledger.parse import Submitted
@@ -21,6 +23,8 @@ from saggar.jobs.settings import JobSettings
 
 JobLike = Job | dict[str, object] | str | bytes
 LOOK_S = 2.0  # how often a waiter looks at the record itself: a published message can be lost
+
+_NO_CARD: tuple[float, ModelCard | InvalidCard | None] = (-math.inf, None)
 
 
 class CardCache:
@@ -35,14 +39,15 @@ class CardCache:
         """Models of these jobs that must be asked for."""
         now = time.monotonic()
         models = {job.model for job in jobs if isinstance(job, Job)}
-        return sorted(m for m in models if m not in self._cards or self._cards[m][0] < now)
+        return sorted(m for m in models if self._cards.get(m, _NO_CARD)[0] < now)
 
     def add(self, models: Sequence[str], texts: Sequence[str | None]) -> None:
-        """What Redis answered for the missing ones."""
+        """What Redis answered for the missing ones. Other threads meet the old card or the new one, never none."""
         until = time.monotonic() + self._keep_s
         for model, text in zip(models, texts, strict=True):
-            self._cards.pop(model, None)
-            if text is not None:
+            if text is None:
+                self._cards.pop(model, None)
+            else:
                 self._cards[model] = (until, _card_or_error(text))
 
     def __contains__(self, model: str) -> bool:
@@ -50,7 +55,7 @@ class CardCache:
 
     def get(self, model: str) -> ModelCard | None:
         """Raises InvalidCard for one that cannot be read."""
-        _, card = self._cards.get(model, (0.0, None))
+        _, card = self._cards.get(model, _NO_CARD)
         if isinstance(card, InvalidCard):
             raise InvalidCard(f"{model}: {card}")
         return card
@@ -89,9 +94,9 @@ class Desk:
 
     def submission(self, job: Job, known: Sequence[str]) -> Op[Submitted]:
         """Raises InvalidJob; UnknownModel, which lists the `known` models; InvalidCard."""
-        if self.lacks_card(job):
-            raise unknown_model(job.model, known)
         card = self.cards.get(job.model)
+        if card is None and not job.allow_unserved:
+            raise unknown_model(job.model, known)
         checked = completed(job, card)
         return self.ops.submit(checked, job_message(checked, card), job.digest())
 
@@ -115,15 +120,40 @@ class Desk:
         return self.ops.revive(record.job, message, put)
 
 
-def parsed(jobs: Iterable[JobLike]) -> list[Job | SaggarError]:
-    """A job or an error for each."""
-    out: list[Job | SaggarError] = []
-    for job in jobs:
+class Chunks:
+    """Jobs in chunks, checked as they are wanted."""
+
+    def __init__(self, jobs: Iterable[JobLike], chunk: int) -> None:
+        """Raises InvalidJob for what cannot be many jobs, or a chunk that is none."""
+        if isinstance(jobs, str | bytes | Mapping | Job):
+            raise InvalidJob("jobs", f"{type(jobs).__name__} was given", "several jobs; submit takes one")
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+            raise InvalidJob("chunk", f"{chunk!r} was given", "an integer, at least 1")
+        self._jobs = iter(jobs)
+        self._chunk = chunk
+        self._failed: Exception | None = None
+
+    def next(self) -> list[Job | SaggarError]:
+        """A job or an error for each of the next ones; none at their end. What their source raises is raised once
+        all that it gave before is out."""
+        if self._failed is not None:
+            raise self._failed
+        out: list[Job | SaggarError] = []
         try:
-            out.append(parse_job(job))
-        except SaggarError as error:
-            out.append(error)
-    return out
+            for job in islice(self._jobs, self._chunk):
+                out.append(_parsed(job))
+        except Exception as error:
+            self._failed = error
+            if not out:
+                raise
+        return out
+
+
+def _parsed(job: JobLike) -> Job | SaggarError:
+    try:
+        return parse_job(job)
+    except SaggarError as error:
+        return error
 
 
 def merged(

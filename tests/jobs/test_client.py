@@ -18,7 +18,9 @@ from saggar.jobs import (
     Submitted,
     UnknownJob,
     WaitTimeout,
+    desk,
 )
+from saggar.jobs.desk import CardCache
 
 from tests.jobs.samples import CARD, MODEL, SETTINGS, lane_messages, make_job, make_result, submit
 
@@ -87,11 +89,41 @@ def test_submit_many_tells_what_it_sent_before_its_source_failed(
         raise OSError("the disk is gone")
 
     outcomes = client.submit_many(source(), chunk=10)
-    for number in range(20):
+    for number in range(25):
         assert next(outcomes) == Submitted(f"j{number}", True, "queued")
     with pytest.raises(OSError, match="the disk is gone"):
         next(outcomes)
-    assert client.counts()["queued"] == 20
+    assert client.counts()["queued"] == 25
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "10", None, True])
+def test_submit_many_refuses_chunks_that_would_send_nothing(client: JobClient, chunk: object) -> None:
+    with pytest.raises(InvalidJob, match=r"^chunk: .+ was given \(allowed: an integer, at least 1\)$"):
+        list(client.submit_many([make_job()], chunk=chunk))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("one", [make_job(), make_job().to_json(), b"{}", {"model": MODEL, "prompt": "x"}])
+def test_submit_many_refuses_one_job(client: JobClient, one: object) -> None:
+    with pytest.raises(InvalidJob, match=r"^jobs: .+ \(allowed: several jobs; submit takes one\)$"):
+        list(client.submit_many(one))  # type: ignore[arg-type]
+
+
+def test_a_card_that_is_read_anew_is_never_missing_to_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = CardCache(keep_s=-1.0)
+    seen: list[bool] = []
+    monkeypatch.setattr(desk, "parse_card", lambda text: seen.append(MODEL in cards) or CARD)
+    for _ in range(2):
+        assert cards.missing([make_job()]) == [MODEL]
+        cards.add([MODEL], [CARD.model_dump_json()])
+    assert seen == [False, True]
+
+
+def test_a_model_whose_card_went_a_moment_ago_is_refused(client: JobClient) -> None:
+    at = client._desk
+    client.submit(make_job(id="a"))
+    at.cards.add([MODEL], [None])
+    with pytest.raises(InvalidJob, match="no worker has served"):
+        at.submission(make_job(id="b"), [])
 
 
 def test_submit_many_that_nobody_reads_on_sends_no_more(client: JobClient, fake: redis.Redis) -> None:
