@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from saggar.storage.base import Storage
-from saggar.storage.errors import StorageConfigError
+from saggar.storage.errors import Conflict, StorageConfigError
 from saggar.storage.files import sha256_of
 
 UPLOADS = "uploads"
@@ -65,12 +65,15 @@ def upload_key(path: Path) -> str:
 def put_upload(storage: Storage, path: Path) -> str:
     """Puts a local file where jobs of this store may name it, unless it is there; its URI.
 
-    Raises OSError, StorageError.
+    Raises OSError, StorageError; Conflict: the file changed while it was sent.
     """
     key = upload_key(path)
     if storage.head(key) is None:
         content_type = CONTENT_TYPES.get(path.suffix[1:].lower(), "application/octet-stream")
-        storage.put(key, path, content_type=content_type)
+        sent = storage.put(key, path, content_type=content_type)
+        if sent.sha256 is not None and sent.sha256 not in key:
+            storage.delete([key])
+            raise Conflict(f"{path} changed while it was sent: send it again")
     return storage.uri(key)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from saggar.jobs.errors import ConfigError
@@ -35,6 +36,9 @@ def check_file(path: Path, kind: str | None = None) -> None:
     """Raises FileError for what is no picture, video or sound: a manifest from elsewhere sends no other file away.
     With a kind of input, such as `mask`, for all that is not of its forms too."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
+            raise FileError(f"{path}: a pipe or a device", "files")
         with path.open("rb") as file:
             form = kind_of(file)
     except OSError as error:

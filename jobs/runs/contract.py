@@ -53,7 +53,8 @@ class Finisher(Protocol):
         """Called between two looks: may write shards of what is done."""
 
     def complete(self, run: Run) -> None:
-        """Every row is settled: writes what comes last. May be called again after a crash."""
+        """Every row is settled: writes what comes last. May be called again after a crash. It may also find that
+        something is lost, and put rows back: then nothing is complete."""
 
 
 class KeepAll:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 500
 """Rows queued, or ends taken in, between two looks at the run."""
+EVENTS = 4 * CHUNK
+"""Events of a run that stay as records of it go."""
 _LETTER: Mapping[str, Letter] = {"done": "d", "rejected": "r", "failed": "f"}
 FEW, LINGER_S = 100, 0.02
 """After so few ends it is waited for more: each look costs as much whatever it finds."""
@@ -313,7 +315,7 @@ class Controller:
     def _forget(self) -> None:
         old = [self._ended.popleft() for _ in range(len(self._ended) - KEPT)]
         for part in chunks(old, CHUNK):
-            self.runs.forget(self.name, part, events=4 * CHUNK)
+            self.runs.forget(self.name, part, events=EVENTS)
 
     # -- the end
 
@@ -325,6 +327,9 @@ class Controller:
             self.runs.change(self.name, "paused", f"its time of {spec.time_budget_s:g} s is spent")
         if run.complete and run.state in ("running", "cancelled", "paused"):
             self.finisher.complete(run)
+            now = self.runs.get(self.name)
+            if not now.complete:  # something of it was lost, and is made again
+                return now
             if run.state == "paused":
                 self.runs.change(self.name, "running")
             self.runs.change(self.name, "done", run.why)

@@ -119,7 +119,7 @@ def parse_value(text: str) -> object:
     """JSON where it can be read as such, else the text itself."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError alone: a number of more digits than Python reads
         return text
 
 

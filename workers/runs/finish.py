@@ -89,6 +89,8 @@ class RunFinisher:
         cannot be made is no reason to call the run a failure."""
         success = run.state != "cancelled"
         shards = self._packer.complete(success=success) if self._packer is not None else 0
+        if shards is None:
+            return
         run = self._controller.runs.get(run.name)
         sheet = self._sheet(run)
         summary = summary_of(run, self._controller.runs, self._client, self._folder)
@@ -152,7 +154,7 @@ class RunFinisher:
                 made = self._made(job_id, job)
                 for output in filter(leads, made.manifest.outputs) if made else ():
                     if made and (wanted is None or output.index in wanted):
-                        yield made.storage.get(output.key), job.prompt
+                        yield from ((data, job.prompt) for data in _read(made.storage, output.key))
 
     def _made(self, job_id: str, job: Job) -> Made | None:
         """Where a row's objects are: in the target, or, of shards, where the worker has put them; None: gone."""
@@ -181,6 +183,14 @@ class RunFinisher:
                 outputs = sorted(wanted) if wanted is not None else list(range(job.num_outputs))
                 lines.append(json.dumps({"row": n, "job": job_id, "outputs": outputs}))
         return lines
+
+
+def _read(storage: Storage, key: str) -> Iterator[bytes]:
+    """An object, or nothing: somebody may have taken it away."""
+    try:
+        yield storage.get(key)
+    except NotFound:
+        log.warning("the contact sheet lacks %s, which is gone", key)
 
 
 def _row_id(one: Ended) -> str:

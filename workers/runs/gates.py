@@ -233,7 +233,7 @@ def _bound(text: str, bound: str | None) -> float | None:
 def _value(text: str) -> Option:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float) else text
 

@@ -80,10 +80,11 @@ class Manifest:
 
     def upload(self) -> int:
         """Puts the local files that rows name into the store, those that are not there. How many rows' files there are.
-        Raises OSError, StorageError."""
-        files = self._db.execute("SELECT DISTINCT path FROM files").fetchall()
-        for (path,) in files:
-            put_upload(self._uploads(), Path(path))
+        Raises OSError, StorageError; ConfigError for one that is not what it was when the manifest was read."""
+        files = self._db.execute("SELECT DISTINCT path, uri FROM files").fetchall()
+        for path, uri in files:
+            if put_upload(self._uploads(), Path(path)) != uri:
+                raise ConfigError(f"{path} changed while the manifest was read: start again")
         return len(files)
 
     def _named(self, path: Path, kind: str) -> str:

@@ -57,6 +57,11 @@ class Outputs:
 
     def result(self, record: JobRecord) -> Made:
         """The manifest of a job that has succeeded. Raises NotFound, Conflict, StorageError."""
+        storage, key = self.place(record)
+        return Made(storage, key, read_result(storage, key))
+
+    def place(self, record: JobRecord) -> tuple[Storage, str]:
+        """Where that manifest is: its store, and its key there. Raises Conflict."""
         uri = record.result.manifest if record.result else None
         if uri is None:
             raise Conflict(f"the record of job {record.id} names no manifest")
@@ -64,8 +69,7 @@ class Outputs:
         root = unquote(uri).removesuffix(f"/{key}")
         if root == unquote(uri):
             raise Conflict(f"the manifest of job {record.id} lies under another key than {key}")
-        storage = self.store(root)
-        return Made(storage, key, read_result(storage, key))
+        return self.store(root), key
 
     def stores(self) -> list[Storage]:
         """Those that were opened."""

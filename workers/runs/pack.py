@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence, Set
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
+from typing import cast
 
 from pydantic import JsonValue
 from saggar.jobs.client import JobClient
 from saggar.jobs.record import JobRecord
 from saggar.jobs.runs import Controller, RunSpec
-from saggar.jobs.runs.controller import chunks
+from saggar.jobs.runs.controller import EVENTS, chunks
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
-from saggar.storage.results import ManifestOutput
+from saggar.storage.results import ManifestFile, ManifestOutput
 from saggar.storage.samples import Sample
 from saggar.storage.shard_index import ShardKeys, index_numbers, read_index
 from saggar.storage.shards import DEFAULT_TARGET_BYTES, ShardWriter
@@ -29,10 +32,13 @@ from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.judge import draws_of
 from saggar.workers.runs.outputs import Made, Outputs
 
+log = logging.getLogger(__name__)
 _CHUNK = 32
 """Rows whose pictures are in memory at a time."""
 SHOWN = 64
 """Rows at the beginning whose single objects stay until the contact sheet is made."""
+_MOST_LOST = 3
+"""How often a row is made whose pictures are lost before they are packed."""
 _EXTENSIONS = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpg"}
 
 
@@ -72,10 +78,13 @@ class Packer:
         self._shards = 0
         self._todo: list[Done] = []
         self._waiting: dict[int, Waiting] = {}
+        self._lost: Counter[int] = Counter()
+        self._again: set[int] = set()
 
     def take(self, rows: Sequence[Done]) -> None:
         """Rows that are about to be settled as done: packed at the next `tend`."""
         self._todo += rows
+        self._again.difference_update(row.n for row in rows)
 
     def tend(self) -> None:
         """Packs what there is. Raises StorageUnavailable: call it again, nothing is lost."""
@@ -87,12 +96,15 @@ class Packer:
             del self._todo[: len(part)]
             self._mark()
 
-    def complete(self, *, success: bool) -> int:
+    def complete(self, *, success: bool) -> int | None:
         """Packs every row that is done, the last shard too; with `success` the total index and `_SUCCESS`. How many
-        shards there are."""
+        shards there are; None when pictures were lost, and their rows wait to be made again."""
+        lost = self._lost.total()
         self.tend()
         self._todo += [row for row in self._left() if row.n not in self._waiting]
         self.tend()
+        if self._lost.total() > lost:
+            return None
         assert self._writer is not None
         if success:
             self._writer.finish()
@@ -132,13 +144,18 @@ class Packer:
     def _add(self, rows: Sequence[Done]) -> None:
         assert self._writer is not None
         runs, name = self._controller.runs, self._spec.name
-        rows = [row for row in rows if row.n not in self._waiting]
+        rows = [row for row in rows if row.n not in self._waiting and row.n not in self._again]
         picks = runs.picks(name, [row.n for row in rows])
         draws = [draws_of(row.row_id, text) for row, text in zip(rows, picks, strict=True)]
         records = self._records([job_id for draw in draws for job_id in draw])
         found = list(self._pool.map(lambda row, draw: self._samples(row.row_id, draw, records), rows, draws))
-        gone = [row.n for row, samples in zip(rows, found, strict=True) if samples is None]
-        runs.pack(name, self._controller.token, gone, ".")
+        self._make_again(
+            {
+                row.n: [records.get(job_id) for job_id in draw]
+                for row, draw, samples in zip(rows, draws, found, strict=True)
+                if samples is None
+            }
+        )
         for row, draw, samples in zip(rows, draws, found, strict=True):
             if samples is None:
                 continue
@@ -146,6 +163,32 @@ class Packer:
             for sample in ready:
                 self._writer.add(sample)
             self._waiting[row.n] = Waiting(tuple(one.key for one in ready), tuple(draw), made)
+
+    def _make_again(self, lost: Mapping[int, Sequence[JobRecord | None]]) -> None:
+        """Rows whose pictures are gone, or others than they were: their results and records go too, or the same jobs
+        would be found again as they are. Raises Conflict for what is lost again and again."""
+        if not lost:
+            return
+        self._lost.update(lost.keys())
+        self._again.update(lost)
+        if worst := [n for n in lost if self._lost[n] > _MOST_LOST]:
+            raise Conflict(f"the pictures of row {worst[0]} were made {_MOST_LOST} times, and are gone again")
+        log.warning("run %s: pictures of %d rows are lost, and made again", self._spec.name, len(lost))
+        runs, name = self._controller.runs, self._spec.name
+        runs.pack(name, self._controller.token, list(lost), ".")  # first: after a crash they are found again
+        records = [record for of_row in lost.values() for record in of_row if record is not None]
+        for record in records:
+            self._forget_result(record)
+        for part in chunks([record.id for record in records], 500):
+            runs.forget(name, part, events=EVENTS)
+
+    def _forget_result(self, record: JobRecord) -> None:
+        try:
+            storage, key = self._outputs.place(record)
+        except Conflict:  # it is nowhere
+            return
+        if key.startswith(f"{self._spec.prefix}/"):
+            storage.delete([key])
 
     def _records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
         found: dict[str, JobRecord] = {}
@@ -180,7 +223,7 @@ class Packer:
                 raise Conflict(f"{one.key} holds other bytes than its manifest says")
             files[_extension(one)] = data
         output = outputs[0]
-        side = json.loads(made.storage.get(output.sidecar.key)) if output.sidecar else {}
+        side = _sidecar(made, output.sidecar) if output.sidecar else {}
         job = record.job
         parameters: dict[str, JsonValue] = {
             name: list(value) if isinstance(value, list) else value for name, value in job.params.items()
@@ -222,6 +265,14 @@ class Packer:
                     if made.key.startswith(f"{self._spec.prefix}/"):  # nothing but what is ours to remove
                         remove(made)
             del self._waiting[n]
+
+
+def _sidecar(made: Made, file: ManifestFile) -> dict[str, dict[str, JsonValue]]:
+    """Raises NotFound, Conflict."""
+    data = made.storage.get(file.key)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise Conflict(f"{file.key} holds other bytes than its manifest says")
+    return cast("dict[str, dict[str, JsonValue]]", json.loads(data))
 
 
 def _extension(output: ManifestOutput) -> str:

@@ -80,7 +80,11 @@ class Columns:
         if isinstance(value, list):
             return [self._uris(kind, one) for one in value]
         if isinstance(value, str) and "://" not in value:
-            return self.named((self.folder / value).resolve(), kind)
+            try:
+                path = (self.folder / value).resolve()
+            except (ValueError, OSError, RuntimeError):  # NUL, a lone surrogate, links in a circle
+                raise InvalidJob(f"inputs.{kind}", "is no path", "a file beside the manifest") from None
+            return self.named(path, kind)
         return value
 
     def with_files(self, row: Row) -> Row:
@@ -147,7 +151,7 @@ def _json_object(text: str) -> Row:
         raise InvalidJob("row", "is too large", f"a job of at most {MAX_JOB_BYTES} bytes as JSON")
     try:
         row = json.loads(text, object_pairs_hook=_once)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError alone: a number of more digits than Python reads
         raise InvalidJob("row", "is not JSON", allowed) from None
     if not isinstance(row, dict):
         raise InvalidJob("row", "is not a JSON object", allowed)
@@ -162,19 +166,23 @@ def _once(pairs: list[tuple[str, object]]) -> Row:
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Line]:
+    last = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            names = reader.fieldnames or []
+            table = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            names = table.fieldnames or []
             _check_header(path, names, columns)
-            for record in reader:
-                yield reader.line_num, _csv_row(record, columns)
+            lines = table.reader  # the table's own number of lines is behind where there are empty ones
+            last = lines.line_num
+            for record in table:
+                last = lines.line_num
+                yield last, _csv_row(record, columns)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     except csv.Error as error:
-        raise ConfigError(f"{path}: line {reader.line_num}: {error}") from None
+        raise ConfigError(f"{path}: the row that begins behind line {last}: {error}") from None
 
 
 def _csv_row(record: dict[str | None, object], columns: Columns) -> Row | InvalidJob:

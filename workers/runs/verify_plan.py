@@ -73,7 +73,7 @@ def _check_success(storage: Storage, key: str, index: RunIndex) -> list[Finding]
     try:
         content = json.loads(storage.get(key))
         digest, planned = content["manifest"], content["planned"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return [Finding(key, "wrong", f"cannot be read: {type(error).__name__}")]
     if (digest, planned) != (index.spec.digest, index.planned):
         return [Finding(key, "wrong", "of another plan than run.json's")]

@@ -1,0 +1,158 @@
+"""Results that are lost or changed between their making and their packing: made again, or said, never passed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+from saggar.jobs.client import JobClient
+from saggar.jobs.runs import Controller, Ended, Run, RunLedger, RunSpec, Verdict
+from saggar.jobs.settings import connect
+from saggar.storage.base import Storage, open_storage
+from saggar.storage.errors import Conflict
+from saggar.workers.runs.drive import drive
+from saggar.workers.runs.finish import RunFinisher, staging
+from saggar.workers.runs.folder import RunFolder
+from saggar.workers.runs.launch import Flags
+from saggar.workers.runs.manifest import Manifest
+from saggar.workers.runs.place import CardDesk
+from saggar.workers.runs.readers import Columns
+
+from tests.workers.conftest import StartWorker
+from tests.workers.runs.support import is_clean, packed
+
+pytestmark = pytest.mark.e2e
+ROWS, NAME = 20, "r"
+
+
+class Losing(RunFinisher):
+    """What `lose` does to the store of the workers comes between the judging of rows and their packing."""
+
+    lose: Callable[[Sequence[Ended]], None] = staticmethod(lambda ended: None)
+
+    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
+        verdicts = super().judge(ended)
+        self.lose(ended)
+        return verdicts
+
+
+@pytest.fixture
+def connection(client: JobClient) -> Iterator[redis.Redis]:
+    connection = connect(client.settings)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Storage]:
+    storage = open_storage(str(tmp_path / "out"))
+    yield storage
+    storage.close()
+
+
+def run_it(
+    client: JobClient,
+    connection: redis.Redis,
+    target: Storage,
+    tmp_path: Path,
+    lose: Callable[[Sequence[Ended]], None],
+    form: str = "webdataset",
+) -> Run:
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"p{i}", "seed": i}) + "\n" for i in range(ROWS)))
+    prefix = staging(NAME) if form != "objects" else ""
+    with Manifest() as manifest:
+        manifest.read(file, Flags().expansion(NAME, "noop", prefix), Columns(), CardDesk(client.settings))
+        spec = RunSpec.model_validate(
+            {
+                "name": NAME,
+                "target": target.url,
+                "model": "noop",
+                "digest": manifest.digest,
+                "planned": manifest.planned,
+                "prefix": prefix,
+                "format": form,
+                "shard_count": 7 if form != "objects" else None,
+            }
+        )
+        folder = RunFolder(target, NAME)
+        folder.write_plan(spec, manifest.lines())
+        RunLedger(connection, client.settings).open(spec)
+    controller = Controller(NAME, client, connection, folder)
+    finisher = Losing(spec, client, controller, target, folder)
+    finisher.lose = lose
+    controller.finisher = finisher
+    try:
+        return drive(controller)
+    finally:
+        finisher.close()
+
+
+def files(store: Path, one: Ended, pattern: str) -> list[Path]:
+    return list((store / staging(NAME) / one.record.id).rglob(pattern))
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed", "sidecar", "manifest", "everything"])
+def test_rows_whose_results_are_lost_before_they_are_packed_are_made_again(
+    client: JobClient,
+    connection: redis.Redis,
+    target: Storage,
+    start_worker: StartWorker,
+    tmp_path: Path,
+    damage: str,
+) -> None:
+    start_worker().ready("noop")
+    hurt: set[int] = set()
+
+    def lose(ended: Sequence[Ended]) -> None:
+        for one in ended:
+            if one.n % 7 or one.n in hurt:
+                continue
+            hurt.add(one.n)
+            name = {"sidecar": "0-*.json", "manifest": "result.json", "everything": "*.*"}.get(
+                damage, "*.png"
+            )
+            found = files(tmp_path / "store", one, name)
+            assert found
+            for path in found:
+                path.unlink() if damage in ("gone", "everything") else path.write_bytes(b"junk")
+
+    run = run_it(client, connection, target, tmp_path, lose)
+    assert hurt == {0, 7, 14}
+    assert (run.state, run.done, run.failed) == ("done", ROWS, 0)
+    keys = packed(target, NAME)
+    assert len(keys) == len(set(keys)) == ROWS
+    assert is_clean(target)
+
+
+def test_what_is_lost_again_and_again_is_told(
+    client: JobClient, connection: redis.Redis, target: Storage, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    start_worker().ready("noop")
+
+    def lose(ended: Sequence[Ended]) -> None:
+        for one in ended:
+            for path in files(tmp_path / "store", one, "*.png") if one.n == 3 else ():
+                path.unlink()
+
+    with pytest.raises(Conflict, match="the pictures of row 3 were made 3 times, and are gone again"):
+        run_it(client, connection, target, tmp_path, lose)
+    assert target.head(f"_runs/{NAME}/_SUCCESS") is None
+
+
+def test_a_contact_sheet_lacks_what_somebody_took_away(
+    client: JobClient, connection: redis.Redis, target: Storage, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    start_worker().ready("noop")
+
+    def lose(ended: Sequence[Ended]) -> None:
+        for one in ended:
+            for path in (tmp_path / "out" / one.record.id).rglob("*.png") if one.n == 3 else ():
+                path.unlink()
+
+    run = run_it(client, connection, target, tmp_path, lose, "objects")
+    assert (run.state, run.done) == ("done", ROWS)
+    assert target.head("contact-sheet.png") is not None
