@@ -74,11 +74,6 @@ class Controller:
         self._full_until = 0.0
         self._told: set[str] = set()
 
-    @property
-    def lease_s(self) -> float:
-        """How long the run is held without a sign of life."""
-        return self._client.settings.run_lease_s
-
     def claim(self, *, force: bool = False) -> bool:
         """Takes or keeps the run; False: another one has it. Raises UnknownRun."""
         return self.runs.claim(self.name, self.token, force=force)
@@ -97,14 +92,6 @@ class Controller:
         self.finisher.tend(run)
         self._forget()
         return self._after(self.runs.get(self.name))
-
-    def keep(self) -> bool:
-        """Renews the lease if it is this controller's; from any thread."""
-        return self.runs.keep(self.name, self.token)
-
-    def release(self) -> None:
-        """Others may take it at once."""
-        self.runs.release(self.name, self.token)
 
     # -- queueing
 

@@ -164,6 +164,11 @@ class RunLedger:
 
     # -- for the controller
 
+    @property
+    def lease_s(self) -> float:
+        """How long a run is held without a sign of life."""
+        return self._settings.run_lease_s
+
     def claim(self, name: str, token: str, *, force: bool = False) -> bool:
         """Takes or keeps the run. False: another one has it. `force`: take it from whoever has it. Raises
         UnknownRun."""

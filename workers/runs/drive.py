@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import redis
-from saggar.jobs.runs import Controller, LeaseLost, Run
+from saggar.jobs.runs import Controller, LeaseLost, Run, RunLedger
 from saggar.storage.errors import StorageUnavailable
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def drive(
     Raises what `alive` raises, UnknownRun, StorageRefused, and errors of Redis other than its being away.
     """
     stop = stop or threading.Event()
-    with Heartbeat(controller):
+    with Heartbeat(Lease(controller.runs, controller.name, controller.token)):
         while True:
             try:
                 run = _step(controller, stop)
@@ -61,11 +62,20 @@ def _step(controller: Controller, stop: threading.Event) -> Run:
         return controller.runs.get(controller.name)
 
 
-class Heartbeat:
-    """Keeps the controller's lease while it is busy with shards or a slow store. It takes no lease that it has not."""
+@dataclass(frozen=True)
+class Lease:
+    """A run as the holder of `token` has it."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    runs: RunLedger
+    name: str
+    token: str
+
+
+class Heartbeat:
+    """Keeps a lease while its holder is busy with shards or a slow store. It takes none that it has not."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="saggar-run-lease", daemon=True)
 
@@ -78,16 +88,16 @@ class Heartbeat:
         self._over.set()
         self._thread.join()
         try:
-            self._controller.release()
+            self._lease.runs.release(self._lease.name, self._lease.token)
         except redis.RedisError as error:
-            log.warning("the lease of run %s runs out by itself: %s", self._controller.name, error)
+            log.warning("the lease of run %s runs out by itself: %s", self._lease.name, error)
 
     def _beat(self) -> None:
-        while not self._over.wait(self._controller.lease_s / 4):
+        while not self._over.wait(self._lease.runs.lease_s / 4):
             try:
-                self._controller.keep()
+                self._lease.runs.keep(self._lease.name, self._lease.token)
             except redis.RedisError as error:
-                log.warning("the lease of run %s was not renewed: %s", self._controller.name, error)
+                log.warning("the lease of run %s was not renewed: %s", self._lease.name, error)
 
 
 class Meter:

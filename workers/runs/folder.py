@@ -1,9 +1,10 @@
 """What a run keeps beside its output: its normalised manifest in parts, `run.json`, and at the end `_SUCCESS`.
 
-_runs/NAME/manifest/00000.jsonl   jobs, one a line, at most 2,000 a part
-_runs/NAME/run.json               names the parts with their hashes; written after them
-_runs/NAME/unread.jsonl           rows whose texts are longer than the model reads: unread.py
-_runs/NAME/_SUCCESS               written last
+_runs/NAME/manifest/00000-8c1f2a90.jsonl   jobs, one a line, at most 2,000 a part; its name has of its hash, so that
+                                           two who plan a run of one name at a time leave each other's parts alone
+_runs/NAME/run.json                        names the parts with their hashes; written after them
+_runs/NAME/unread.jsonl                     rows whose texts are longer than the model reads: unread.py
+_runs/NAME/_SUCCESS                        written last
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class RunFolder:
         understood."""
         if self._index is None or fresh:
             try:
-                self._index = RunIndex.model_validate_json(self.storage.get(f"{self.base}/run.json"))
+                self._index = RunIndex.model_validate_json(self.storage.get(self._index_key))
             except NotFound:
                 return None
             except ValidationError as error:
@@ -73,25 +74,46 @@ class RunFolder:
         return self._index
 
     def write_plan(self, spec: RunSpec, lines: Iterator[str], before: RunIndex | None = None) -> RunIndex:
-        """Puts the rows in parts (behind those of `before`), then run.json. May be called again after a crash."""
+        """Puts the rows in parts (behind those of `before`), then run.json. May be called again after a crash.
+
+        Without `before` this is a new run: where somebody else was faster, theirs stands and is returned."""
         parts = list(before.parts) if before else []
         first = sum(part.count for part in parts)
         while rows := list(islice(lines, PART_ROWS)):
             data = "".join(f"{row}\n" for row in rows).encode()
-            key = f"{self.base}/manifest/{len(parts):05d}.jsonl"
+            sha256 = hashlib.sha256(data).hexdigest()
+            key = f"{self.base}/manifest/{len(parts):05d}-{sha256[:8]}.jsonl"
             self.storage.put(key, data, content_type=_JSONL)
-            parts.append(
-                PlanPart(key=key, first=first, count=len(rows), sha256=hashlib.sha256(data).hexdigest())
-            )
+            parts.append(PlanPart(key=key, first=first, count=len(rows), sha256=sha256))
             first += len(rows)
-        return self.write_index(RunIndex(spec=spec, parts=tuple(parts)))
+        index = RunIndex(spec=spec, parts=tuple(parts))
+        standing = self.write_index(index) if before else self._first_index(index)
+        self._tidy(index, standing)
+        return standing
 
     def write_index(self, index: RunIndex) -> RunIndex:
-        self.storage.put(
-            f"{self.base}/run.json", index.model_dump_json(indent=2).encode(), content_type=_JSON
-        )
+        self.storage.put(self._index_key, _json(index), content_type=_JSON)
         self._index = index
         return index
+
+    def _first_index(self, index: RunIndex) -> RunIndex:
+        if not self.storage.conditional_put:
+            return self.write_index(index)
+        if not self.storage.put_if_absent(self._index_key, _json(index), content_type=_JSON):
+            return self.index(fresh=True) or self._first_index(index)
+        self._index = index
+        return index
+
+    def _tidy(self, ours: RunIndex, standing: RunIndex) -> None:
+        """Parts that no index will name go: of plans that were broken off, or ours where another's stands."""
+        named = {part.key for part in standing.parts}
+        found = (info.key for info in self.storage.list(f"{self.base}/manifest/"))
+        known = found if ours == standing else (part.key for part in ours.parts)
+        self.storage.delete([key for key in known if key not in named])
+
+    @property
+    def _index_key(self) -> str:
+        return f"{self.base}/run.json"
 
     def rows(self, first: int) -> Iterator[tuple[int, Job]]:
         """As Plan.rows. Raises NotFound and Conflict when the plan is damaged."""
@@ -132,3 +154,7 @@ class RunFolder:
             for i, text in enumerate(data.decode().split("\n")[:-1]):
                 if part.first + i >= first:
                     yield part.first + i, text
+
+
+def _json(index: RunIndex) -> bytes:
+    return index.model_dump_json(indent=2).encode()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from saggar.jobs.errors import ConfigError, InvalidJob, RunBusy, RunChanged, UnknownRun
-from saggar.jobs.runs import Run, RunLedger, RunSpec
+from saggar.jobs.runs import LeaseLost, Run, RunLedger, RunSpec
 from saggar.jobs.runs.plan import (
     CardOf,
     Expansion,
@@ -19,6 +20,7 @@ from saggar.jobs.runs.plan import (
 )
 from saggar.storage.base import Storage
 from saggar.storage.keys import RESULT_NAME
+from saggar.workers.runs.drive import Heartbeat, Lease
 from saggar.workers.runs.folder import RunFolder, RunIndex
 from saggar.workers.runs.manifest import Manifest
 from saggar.workers.runs.pack import is_packed, packed_keys
@@ -94,7 +96,7 @@ def register(
             f"runs forget {spec.name})"
         )
     if index is None:
-        folder.write_plan(spec, manifest.lines())
+        _first_plan(folder, manifest, spec)
     elif run is None:
         run = _adopt(runs, folder, index, spec)
     digest = run.digest if run else spec.digest
@@ -102,6 +104,14 @@ def register(
         return _extend(runs, folder, manifest, run, spec)
     runs.open(spec)
     return _wake(runs, folder, spec.name)
+
+
+def _first_plan(folder: RunFolder, manifest: Manifest, spec: RunSpec) -> None:
+    if folder.write_plan(spec, manifest.lines()).spec.digest != spec.digest:
+        raise RunChanged(
+            f"run {spec.name} was planned from another manifest by somebody else at this moment (allowed: another "
+            "--name)"
+        )
 
 
 def _refuse_other_ways(old: RunSpec, new: RunSpec) -> None:
@@ -147,34 +157,38 @@ def _results(storage: Storage, prefix: str) -> Iterator[str]:
 
 
 def _extend(runs: RunLedger, folder: RunFolder, manifest: Manifest, run: Run, spec: RunSpec) -> Run:
-    index = folder.index()
-    assert index is not None
-    # A crash may have left parts of an extension that Redis never heard of.
-    index = index.model_copy(
-        update={"parts": tuple(p for p in index.parts if p.first + p.count <= run.planned)}
-    )
-    folder.write_index(index)
-    more, digest = manifest.only_new(folder.ids())
-    spec = spec.model_copy(update={"digest": digest, "planned": run.planned + more})
-    if more:
-        with _held(runs, run.name) as token:
+    with _held(runs, run.name) as token:
+        run = runs.get(run.name)  # as it is now that nobody else extends it
+        index = folder.index(fresh=True)
+        assert index is not None
+        # A crash may have left parts of an extension that Redis never heard of.
+        index = index.model_copy(
+            update={"parts": tuple(p for p in index.parts if p.first + p.count <= run.planned)}
+        )
+        folder.write_index(index)
+        more, digest = manifest.only_new(folder.ids())
+        spec = spec.model_copy(update={"digest": digest, "planned": run.planned + more})
+        if more:
             folder.unfinish()
             folder.write_plan(spec, manifest.lines(), index)
             runs.extend(spec, token, run.digest, more)
-    else:
-        runs.open(spec)
+        else:
+            runs.open(spec)
     return _wake(runs, folder, run.name)
 
 
 @contextmanager
 def _held(runs: RunLedger, name: str) -> Iterator[str]:
-    token = f"extend-{name}"
+    """The run's lease, kept however long it takes. Raises RunBusy."""
+    busy = RunBusy(f"run {name} is controlled by somebody at this moment: pause it first, or try again")
+    token = f"extend-{uuid.uuid4().hex}"
     if not runs.claim(name, token):
-        raise RunBusy(f"run {name} is controlled by somebody at this moment: pause it first, or try again")
+        raise busy
     try:
-        yield token
-    finally:
-        runs.release(name, token)
+        with Heartbeat(Lease(runs, name, token)):
+            yield token
+    except LeaseLost:
+        raise busy from None
 
 
 def _wake(runs: RunLedger, folder: RunFolder, name: str) -> Run:

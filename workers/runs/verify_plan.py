@@ -14,7 +14,8 @@ from saggar.workers.runs.findings import Finding, Part, check_bytes, read
 from saggar.workers.runs.folder import RunIndex
 
 _MEMBER = re.compile(
-    r"(?P<base>(?:.*/)?_runs/[^/]+)/(?:manifest/\d{5,}\.jsonl|(?P<note>unread/\d{8,}-[0-9a-f]{8}\.jsonl)|[^/]+)"
+    r"(?P<base>(?:.*/)?_runs/[^/]+)/(?:manifest/\d{5,}(?:-[0-9a-f]{8})?\.jsonl"
+    r"|(?P<note>unread/\d{8,}-[0-9a-f]{8}\.jsonl)|[^/]+)"
 )
 _NAMES = frozenset({"run.json", "_SUCCESS", "report.json", "report.html", "accepted.jsonl", "unread.jsonl"})
 

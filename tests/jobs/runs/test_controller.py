@@ -224,7 +224,7 @@ def test_runs_are_listed_and_forgotten(fake: redis.Redis) -> None:
     controller = bench.controller()
     controller.step(0)
     assert not bench.runs.drop(NAME), "somebody holds it"
-    controller.release()
+    controller.runs.release(controller.name, controller.token)
     assert bench.runs.drop(NAME)
     assert list(RunLedger(fake, SETTINGS).list()) == []
     assert list(fake.scan_iter("saggar:runs*")) == []
@@ -249,7 +249,7 @@ def test_an_extended_run_makes_what_is_new(fake: redis.Redis) -> None:
     spec = bench.spec.model_copy(update={"digest": "d2", "planned": 8})
     for _ in range(2):  # sent twice
         controller.runs.extend(spec, controller.token, "d1", 3)
-    controller.release()
+    controller.runs.release(controller.name, controller.token)
     bench.plan = longer
     bench.finish(bench.controller())
     assert bench.counts() == (8, 0, 0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fakeredis
 import pytest
@@ -13,7 +14,7 @@ from saggar.jobs.errors import RunBusy, RunChanged
 from saggar.jobs.runs import Run, RunLedger, RunSpec
 from saggar.storage.base import Storage, open_storage
 from saggar.storage.errors import Conflict
-from saggar.workers.runs.folder import PART_ROWS, RunFolder
+from saggar.workers.runs.folder import PART_ROWS, RunFolder, RunIndex
 from saggar.workers.runs.launch import Flags, estimate, register
 from saggar.workers.runs.manifest import Manifest
 from saggar.workers.runs.readers import Columns
@@ -144,6 +145,7 @@ def test_an_extension_that_was_broken_off_is_made_again(desk: Desk, monkeypatch:
     assert desk.runs.get(NAME).planned == 1
     assert desk.plan("a", "b", "c", extend=True).planned == 3
     assert desk.prompts() == ["a", "b", "c"]
+    assert parts_of(desk) == named(desk), "what was broken off has left nothing"
 
 
 def test_a_run_that_somebody_controls_is_not_extended(desk: Desk) -> None:
@@ -152,6 +154,68 @@ def test_a_run_that_somebody_controls_is_not_extended(desk: Desk) -> None:
     with pytest.raises(RunBusy):
         desk.plan("a", "b", extend=True)
     assert desk.prompts() == ["a"]
+
+
+def parts_of(desk: Desk) -> list[str]:
+    return sorted(info.key for info in desk.storage.list(f"_runs/{NAME}/manifest/"))
+
+
+def named(desk: Desk) -> list[str]:
+    index = desk.folder.index()
+    assert index is not None
+    return [part.key for part in index.parts]
+
+
+def test_two_who_plan_one_name_at_a_time_do_not_mix(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins and ends between the first one's look for a plan and its writing of one."""
+    look = RunFolder.index
+
+    def late(folder: RunFolder, *, fresh: bool = False) -> RunIndex | None:
+        found = look(folder, fresh=fresh)
+        monkeypatch.setattr(RunFolder, "index", look)
+        assert desk.plan("b1", "b2", "b3").planned == 3
+        return found
+
+    monkeypatch.setattr(RunFolder, "index", late)
+    with pytest.raises(RunChanged, match="by somebody else at this moment"):
+        desk.plan("a1", "a2")
+    index = desk.folder.index()
+    assert index is not None
+    assert index.spec.digest == desk.runs.get(NAME).digest
+    assert desk.prompts() == ["b1", "b2", "b3"]
+    assert parts_of(desk) == named(desk)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_extensions_at_a_time_do_not_mix(desk: Desk, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    desk.plan("a")
+    write = RunFolder.write_plan
+
+    def late(*args: Any, **named: Any) -> RunIndex:
+        monkeypatch.setattr(RunFolder, "write_plan", write)
+        with pytest.raises(RunBusy, match="controlled by somebody"):
+            desk.plan("a", *("b" if same else "x"), extend=True)
+        return write(*args, **named)
+
+    monkeypatch.setattr(RunFolder, "write_plan", late)
+    assert desk.plan("a", "b", "c", extend=True).planned == 3
+    assert desk.plan("a", "d", extend=True).planned == 4
+    assert desk.prompts() == ["a", "b", "c", "d"]
+    assert parts_of(desk) == named(desk)
+
+
+def test_an_extension_whose_lease_is_lost_is_one_line(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.plan("a")
+    write = RunFolder.write_plan
+
+    def slow(*args: Any, **named: Any) -> RunIndex:
+        desk.runs.claim(NAME, "somebody", force=True)
+        return write(*args, **named)
+
+    monkeypatch.setattr(RunFolder, "write_plan", slow)
+    with pytest.raises(RunBusy, match="controlled by somebody"):
+        desk.plan("a", "b", extend=True)
+    assert desk.runs.get(NAME).planned == 1
 
 
 def test_a_target_that_an_older_queue_filled_is_adopted(desk: Desk, client: redis.Redis) -> None:
