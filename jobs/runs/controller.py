@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from saggar.jobs.errors import NotRetryable, QueueFull, SaggarError, UnknownJob
+from saggar.jobs.errors import Conflict, NotRetryable, QueueFull, SaggarError, UnknownJob
 from saggar.jobs.ledger.parse import Submitted
 from saggar.jobs.record import TERMINAL, JobRecord
 from saggar.jobs.runs.contract import Ended, Finisher, KeepAll, Plan, Verdict
@@ -139,6 +139,8 @@ class Controller:
                 after = min(after, n)
                 continue
             entries.append((job.id, n))
+            if isinstance(outcome, Submitted) and outcome.id != job.id:  # of an older plan, whose rows had such keys
+                outcome = Conflict("idempotency_key", outcome.id, "id")  # noqa: PLW2901
             if isinstance(outcome, SaggarError):
                 refused.append(Settled(n, job.id, "f", kind="refused", message=str(outcome)[:500]))
             elif self._was_there(outcome):

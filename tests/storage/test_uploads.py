@@ -7,7 +7,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from saggar.storage import Storage, StorageConfigError
+from saggar.storage import Storage, StorageConfigError, uploads
+from saggar.storage.errors import Conflict
 from saggar.storage.local import LocalStorage
 from saggar.storage.s3 import S3Storage
 from saggar.storage.uploads import grant_upload, put_upload, upload_key
@@ -33,6 +34,18 @@ def test_equal_content_is_there_once(store: Storage, tmp_path: Path) -> None:
     found = store.head(upload_key(tmp_path / "a.png"))
     assert found is not None
     assert found.modified == modified, "it is not written again"
+
+
+def test_a_file_that_changes_as_it_is_sent_is_not_there_under_its_old_name(
+    store: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(PICTURE)
+    key = upload_key(path)
+    monkeypatch.setattr(uploads, "upload_key", lambda path: path.write_bytes(b"others") and key)
+    with pytest.raises(Conflict, match="changed while it was sent"):
+        put_upload(store, path)
+    assert store.head(key) is None
 
 
 def test_a_folder_has_no_url(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -269,6 +270,10 @@ BAD = {
     '{"prompt": "a", "output": {"prefix": "../up"}}': "output.prefix:",
     '{"prompt": "a", "inputs": {"image": ["s3://b/k.png"]}}': "inputs.image:",
     '{"prompt": "a", "inputs": {"image": ["ftp://b/k.png"]}}': "inputs.image",
+    '{"prompt": "a", "inputs": {"image": ["a\\u0000.png"]}}': "inputs.image: is no path",
+    '{"prompt": "a", "inputs": {"mask": ["a\\ud800.png"]}}': "inputs.mask: is no path",
+    '{"prompt": "a", "seed": ' + "1" * 5000 + "}": "row: is not JSON",
+    '{"prompt": "a", "idempotency_key": "k"}': "idempotency_key: is none of a row's",
     '{"prompt": "a", "loras": [{"name": "x"}]}': "loras:",
     '{"prompt": "a", "tags": ["t", "t"]}': "tags:",
     '{"prompt": "a", "priority": "urgent"}': "priority:",
@@ -286,6 +291,62 @@ def test_every_kind_of_bad_row_is_told_at_once_by_its_line(tmp_path: Path, manif
     for line, said in enumerate(BAD.values(), 2):
         assert any(_lines(one) >= {line} and said in one for one in told), (line, said, told)
     assert "xxxxx" not in manifest.complaint(), "no prompt in an error"
+
+
+def test_numbers_that_nobody_reads_are_texts_in_a_table_and_in_flags(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    long = "1" * 5000
+    (tmp_path / "a.csv").write_text(f"prompt,steps\na,{long}\nb,3\n")
+    manifest.read(tmp_path / "a.csv", expansion(), Columns({}, PARAMS), card_of)
+    assert (manifest.bad, manifest.planned) == (1, 1)
+    assert manifest.complaint().startswith("line 2: params.steps: ")
+    with pytest.raises(ConfigError, match=r"params\.steps"):
+        check_flags(Flags([f"steps={long}"]).expansion("r", MODEL), card_of)
+
+
+def test_pipes_devices_and_circles_of_links_are_no_input_files(tmp_path: Path, manifest: Manifest) -> None:
+    store = LocalStorage(tmp_path / "store")
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "circle.png").symlink_to(tmp_path / "circle.png")
+    path = rows(
+        tmp_path / "a.jsonl",
+        *({"prompt": "a", "inputs": {"image": [name]}} for name in ("pipe.png", "/dev/zero", "circle.png")),
+    )
+    manifest.read(path, expansion(), Columns({}, PARAMS), card_of, lambda: store)
+    assert manifest.bad == 3
+    assert "pipe.png: a pipe or a device" in manifest.complaint()
+    assert "/dev/zero: a pipe or a device" in manifest.complaint()
+
+
+def test_a_file_that_changes_under_a_plan_is_told(tmp_path: Path) -> None:
+    card = CARD.model_copy(update={"inputs": ["image"]})
+    store = LocalStorage(tmp_path / "store")
+    (tmp_path / "1.png").write_bytes(image(color=(1, 2, 3)))
+    path = rows(tmp_path / "a.jsonl", {"prompt": "a", "task": "i2i", "inputs": {"image": ["1.png"]}})
+    with Manifest() as manifest:
+        manifest.read(path, expansion(), Columns({}, PARAMS), lambda _: card, lambda: store)
+        (tmp_path / "1.png").write_bytes(image(color=(3, 2, 1)))
+        with pytest.raises(ConfigError, match=r"1\.png changed while the manifest was read: start again"):
+            manifest.upload()
+
+
+def test_a_plan_that_finds_no_room_is_one_line(tmp_path: Path, manifest: Manifest) -> None:
+    manifest._db.execute("PRAGMA max_page_count = 12")
+    path = rows(tmp_path / "a.jsonl", *({"prompt": f"p{i}"} for i in range(500)))
+    with pytest.raises(
+        ConfigError, match=r"the plan cannot be written under .+ \(TMPDIR names another folder\)"
+    ):
+        manifest.read(path, expansion(), Columns(), card_of)
+
+
+def test_lines_of_a_table_are_counted_with_its_empty_ones(tmp_path: Path, manifest: Manifest) -> None:
+    (tmp_path / "a.csv").write_text('prompt,seed\n\n"a\nb",1\n\n\nc,x\n')
+    manifest.read(tmp_path / "a.csv", expansion(), Columns({}, PARAMS), card_of)
+    assert manifest.complaint().startswith("line 7: seed: ")
+    (tmp_path / "b.csv").write_text('prompt,seed\na,1\n"b"c,1\n')
+    with pytest.raises(ConfigError, match=r"the row that begins behind line 2: ',' expected after '\"'"):
+        read(tmp_path / "b.csv")
 
 
 def _lines(told: str) -> set[int]:

@@ -9,12 +9,13 @@ import hashlib
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from saggar.jobs.errors import ConfigError, InvalidJob
-from saggar.jobs.runs.plan import CardOf, Expansion
+from saggar.jobs.runs.plan import CardOf, Expansion, Row
 from saggar.storage.base import Storage
 from saggar.storage.uploads import put_upload
 from saggar.workers.runs.readers import Columns, read_rows
@@ -38,8 +39,9 @@ class Manifest:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="saggar-plan-")
         self._db = sqlite3.connect(Path(self._folder.name) / "plan.db", isolation_level=None)
-        self._db.executescript(_SCHEMA)
-        self._db.execute("BEGIN")
+        with self._room():
+            self._db.executescript(_SCHEMA)
+            self._db.execute("BEGIN")
         self.rows = 0
         self.folded = 0
         self.columns = Columns()
@@ -61,22 +63,36 @@ class Manifest:
         if uploads is not None:
             self._uploads = uploads
             columns.named = self._named
-        for line, row in read_rows(path, columns):
-            self.rows += 1
-            try:
-                if isinstance(row, InvalidJob):
-                    raise row
-                # All of a row's jobs or none: half a matrix would be a surprise.
-                jobs = [(job.id, job.to_json()) for job in expansion.jobs(row, card_of)]
-            except InvalidJob as error:
-                self._db.execute("INSERT INTO bad VALUES (?, ?)", (line, str(error)))
-                continue
-            for job_id, text in jobs:
-                added = self._db.execute("INSERT OR IGNORE INTO jobs (id, job) VALUES (?, ?)", (job_id, text))
-                self.folded += 1 - added.rowcount
+        with self._room():
+            for line, row in read_rows(path, columns):
+                self.rows += 1
+                self._take(line, row, expansion, card_of)
         if not self.rows:
             raise ConfigError(f"{path}: no rows; give one JSON object or one prompt a line")
         return self
+
+    def _take(self, line: int, row: Row | InvalidJob, expansion: Expansion, card_of: CardOf) -> None:
+        try:
+            if isinstance(row, InvalidJob):
+                raise row
+            # All of a row's jobs or none: half a matrix would be a surprise.
+            jobs = [(job.id, job.to_json()) for job in expansion.jobs(row, card_of)]
+        except InvalidJob as error:
+            self._db.execute("INSERT INTO bad VALUES (?, ?)", (line, str(error)))
+            return
+        for job_id, text in jobs:
+            added = self._db.execute("INSERT OR IGNORE INTO jobs (id, job) VALUES (?, ?)", (job_id, text))
+            self.folded += 1 - added.rowcount
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Raises ConfigError where the plan finds no room."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"the plan cannot be written under {tempfile.gettempdir()}: {error} (TMPDIR names another folder)"
+            ) from None
 
     def upload(self) -> int:
         """Puts the local files that rows name into the store, those that are not there. How many rows' files there are.
@@ -138,8 +154,9 @@ class Manifest:
     def only_new(self, ids: Iterable[str]) -> tuple[int, str]:
         """Drops the jobs that are among these ids of an older plan. How many are left, and the digest of both
         together."""
-        self._db.executemany("INSERT OR IGNORE INTO known VALUES (?)", ((job_id,) for job_id in ids))
-        self._db.execute("DELETE FROM jobs WHERE id IN (SELECT id FROM known)")
+        with self._room():
+            self._db.executemany("INSERT OR IGNORE INTO known VALUES (?)", ((job_id,) for job_id in ids))
+            self._db.execute("DELETE FROM jobs WHERE id IN (SELECT id FROM known)")
         more = self.planned
         hashed = hashlib.sha256()
         for (job_id,) in self._db.execute("SELECT id FROM jobs UNION SELECT id FROM known ORDER BY id"):

@@ -34,6 +34,17 @@ def test_every_row_ends_once_and_the_window_is_never_exceeded(
     assert run.ended is not None
 
 
+def test_a_row_that_leads_to_another_rows_job_fails(fake: redis.Redis) -> None:
+    """By a key of an older plan; the row would be queued and not found again, for ever."""
+    bench = Bench(fake, 3)
+    bench.plan.jobs[:2] = [make_job(id=f"row-{n}", run=NAME, seed=5, idempotency_key="k") for n in range(2)]
+    bench.finish(bench.controller())
+    assert bench.counts() == (2, 1, 0, 0)
+    assert bench.runs.failures(NAME)[1][1].startswith(
+        "refused: idempotency_key: job row-0 was submitted with it"
+    )
+
+
 def test_failures_are_counted_by_kind_and_made_again_on_request(fake: redis.Redis) -> None:
     bench = Bench(fake, 40, window=10)
     bench.finish(bench.controller(), some(1, 0.4))
