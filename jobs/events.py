@@ -24,6 +24,7 @@ from saggar.jobs.ledger.ops import Ops
 from saggar.jobs.ledger.parse import EPOCH
 from saggar.jobs.ledger.script import Op
 from saggar.jobs.record import TERMINAL, JobRecord, State
+from saggar.jobs.schema import check_id
 from saggar.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -165,8 +166,10 @@ def _follow(
     """What to ask and what to tell, in order. Ends behind the terminal event of a job."""
     if (job_id is None) == (run is None):
         raise ValueError("events are those of a job or of a run: give one of job_id and run")
-    record = cast("JobRecord | None", (yield ops.get(job_id))) if job_id else None
-    if job_id and record is None:
+    if run is not None:
+        check_id(run)  # of no such run an event will ever come
+    record = cast("JobRecord | None", (yield ops.get(job_id))) if job_id is not None else None
+    if job_id is not None and record is None:
         raise UnknownJob(job_id)
     place = _Reading(ops, settings, record, run)
     if after is not None:
@@ -222,7 +225,7 @@ class Events:
     def replay(
         self, job_id: str | None = None, *, run: str | None = None, after: str | None = None
     ) -> Iterator[Event]:
-        """What has happened so far to a job, or in a run. Raises UnknownJob."""
+        """What has happened so far to a job, or in a run. Raises UnknownJob, InvalidJob."""
         steps = _follow(self._ops, self._settings, job_id, run=run, after=after, look_on=False)
         return self._drive(steps, None)
 
@@ -235,7 +238,7 @@ class Events:
         idle_s: float | None = None,
     ) -> Iterator[Event]:
         """What has happened and what happens, until the job's terminal event; for a run until the caller
-        stops. Ends early when nothing comes for `idle_s` seconds. Raises UnknownJob."""
+        stops. Ends early when nothing comes for `idle_s` seconds. Raises UnknownJob, InvalidJob."""
         steps = _follow(self._ops, self._settings, job_id, run=run, after=after, look_on=True)
         return self._drive(steps, idle_s)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Self
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from saggar.jobs.errors import ConfigError
+from saggar.jobs.errors import ConfigError, InvalidJob
 from saggar.jobs.invalid import one_line
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ ENV_PREFIX = "SAGGAR_"
 _SCHEMES = ("redis", "rediss", "unix")
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 _RETRIES = 3
+Lifetime = Annotated[int, Field(ge=1, le=3650 * DAY_S)]
+"""Seconds; what is longer than ten years Redis may refuse, and a script that began is not taken back."""
 
 
 def _check_url(url: str) -> str:
@@ -62,38 +65,52 @@ class JobSettings(BaseModel):
     redis_url: Annotated[str, AfterValidator(_check_url), Field(repr=False)] = "redis://localhost:6379/0"
     key_prefix: Annotated[str, AfterValidator(_check_prefix)] = "saggar:"
     result_key_prefix: Annotated[str, AfterValidator(_check_prefix)] = "celery-task-meta-"
-    record_ttl_s: int = Field(default=7 * DAY_S, ge=1)  # how long an ended job is known
-    event_ttl_s: int = Field(default=DAY_S, ge=1)  # how long its events can be replayed
-    result_ttl_s: int = Field(default=DAY_S, ge=1)  # how long Celery's AsyncResult answers
-    tombstone_ttl_s: int = Field(default=DAY_S, ge=1)  # how long a cancel waits for its job
-    max_backlog: int = Field(default=1_000_000, ge=0)  # messages in one lane; 0 is no limit
+    record_ttl_s: Lifetime = 7 * DAY_S  # how long an ended job is known
+    event_ttl_s: Lifetime = DAY_S  # how long its events can be replayed
+    result_ttl_s: Lifetime = DAY_S  # how long Celery's AsyncResult answers
+    tombstone_ttl_s: Lifetime = DAY_S  # how long a cancel waits for its job
+    max_backlog: int = Field(default=1_000_000, ge=0, le=10**12)  # messages in one lane; 0 is no limit
     low_water: float = Field(default=0.9, gt=0, le=1)  # share of max_backlog at which a full lane opens again
-    retry_after_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
-    job_events_max: int = Field(default=1_000, ge=10)
-    run_events_max: int = Field(default=100_000, ge=10)
-    run_lease_s: float = Field(
-        default=15.0, ge=1, allow_inf_nan=False
-    )  # a run's controller without a sign of life
-    card_cache_s: float = Field(default=5.0, ge=0, allow_inf_nan=False)
-    socket_timeout_s: float = Field(default=30.0, ge=5, allow_inf_nan=False)  # a read may wait for 2 s
+    retry_after_s: float = Field(default=5.0, gt=0, le=DAY_S, allow_inf_nan=False)
+    job_events_max: int = Field(default=1_000, ge=10, le=10**9)
+    run_events_max: int = Field(default=100_000, ge=10, le=10**9)
+    # A run's controller without a sign of life.
+    run_lease_s: float = Field(default=15.0, ge=1, le=DAY_S, allow_inf_nan=False)
+    card_cache_s: float = Field(default=5.0, ge=0, le=DAY_S, allow_inf_nan=False)
+    # A read may wait for 2 s.
+    socket_timeout_s: float = Field(default=30.0, ge=5, le=DAY_S, allow_inf_nan=False)
 
     @classmethod
     def make(cls, **values: object) -> Self:
         """Settings from values. Raises ConfigError, one line, without the values."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError(str(one_line(error, {"": cls.model_fields}))) from None
+        return cls._named(values, {})
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
+    def from_env(
+        cls, env: Mapping[str, str] | None = None, named: Mapping[str, str] = MappingProxyType({})
+    ) -> Self:
         """Settings from SAGGAR_REDIS_URL, SAGGAR_KEY_PREFIX and so on; other variables are not looked at.
 
-        Raises ConfigError.
+        Raises ConfigError, which names the variable, or a field as it is `named`.
         """
         source = os.environ if env is None else env
         names = {name: ENV_PREFIX + name.upper() for name in cls.model_fields}
-        return cls.make(**{name: source[variable] for name, variable in names.items() if variable in source})
+        values = {name: source[variable] for name, variable in names.items() if variable in source}
+        return cls._named(values, {**names, **named})
+
+    @classmethod
+    def _named(cls, values: Mapping[str, object], names: Mapping[str, str]) -> Self:
+        """`names`: what an error calls a field."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise wrong_setting(error, cls.model_fields, names) from None
+
+
+def wrong_setting(error: ValidationError, fields: Iterable[str], names: Mapping[str, str]) -> ConfigError:
+    """One line for the first of pydantic's errors; `names`: what it calls a field whose value came from elsewhere."""
+    line = one_line(error, {"": fields}, top="settings")
+    return ConfigError(str(InvalidJob(names.get(line.field, line.field), line.message, line.allowed)))
 
 
 def connect(settings: JobSettings) -> redis.Redis:

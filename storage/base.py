@@ -117,11 +117,11 @@ class StorageSettings(BaseModel):
     """Newer checksum headers, which many S3 servers refuse; the signature covers the body either way."""
     max_connections: int = Field(default=32, ge=1, le=1024)
     """The connection pool; at least as many as threads that upload."""
-    connect_timeout_s: float = Field(default=5.0, gt=0)
-    read_timeout_s: float = Field(default=60.0, gt=0)
+    connect_timeout_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
+    read_timeout_s: float = Field(default=60.0, gt=0, le=3600, allow_inf_nan=False)
     attempts: int = Field(default=4, ge=1, le=100)
     """Tries of one call, boto3's own retries within each; whoever must outlast an outage loops above this."""
-    multipart_bytes: int = Field(default=32 << 20, ge=5 << 20)
+    multipart_bytes: int = Field(default=32 << 20, ge=5 << 20, le=5 << 30)
     """Files from this size on go up in parts."""
 
     @classmethod
@@ -139,7 +139,7 @@ class StorageSettings(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = _ENV_PREFIX + str(first["loc"][0]).upper()
-            raise StorageConfigError(f"{name}={first['input']!r}: {first['msg']}") from error
+            raise StorageConfigError(f"{name}={str(first['input'])[:80]!r}: {first['msg']}") from error
 
 
 def open_storage(url: str, settings: StorageSettings | None = None) -> Storage:

@@ -17,15 +17,15 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from saggar.jobs.errors import ConfigError
-from saggar.jobs.invalid import one_line
-from saggar.jobs.settings import JobSettings
+from saggar.jobs.settings import DAY_S, JobSettings, wrong_setting
 from saggar.workers.inputs.policy import Limits, Policy, Source
 from saggar.workers.warmups import Kind, Kinds
 
 URGENT_SEATS = 2  # jobs in hand that only interactive jobs may take
 HANDED_ON = "SAGGAR_WORKER_SETTINGS"
 DEFAULT_MODEL = "saggar/emoji"
+MOST_RANKS = 4096
+MOST_BYTES = 1 << 60
 MOST_PIXELS = 178_956_970  # above it Pillow refuses whatever we say
 DEFAULT_CACHE = Path("saggar-data/models")
 DEFAULT_CALIBRATION = "saggar-data/attention.json"
@@ -74,6 +74,9 @@ ENVIRONMENT = {
     "SAGGAR_INPUTS_MEMORY_BYTES": "inputs_memory_bytes",
 }
 
+FLAGS = {"lease_s": "--lease", "grace_s": "--grace", "inputs_private_hosts": "--inputs-private-host"}
+"""Those of another name than the field."""
+
 
 def _listed(value: object) -> object:
     """`a,b` of an environment variable."""
@@ -114,16 +117,21 @@ class WorkerSettings(BaseModel):
     )
     warmup: Kinds = Field((Kind(),), description="kinds of request that are tried before serving")
     ranks: int = Field(
-        0, ge=0, description="processes of all nodes that carry out each batch; 0: what the next three make"
+        0,
+        ge=0,
+        le=MOST_RANKS,
+        description="processes of all nodes that carry out each batch; 0: what the next three make",
     )
     vae_slicing: bool = Field(False, description="decode one picture after the other")
     vae_tiling: bool = Field(False, description="decode large pictures by overlapping tiles")
     compile: bool = Field(False, description="compile the denoiser's repeated blocks")
     cuda_graphs: bool = Field(False, description="record the denoiser's forward on the GPU and play it again")
-    ulysses: int = Field(1, ge=1, description="ranks that share each sequence by heads")
-    ring: int = Field(1, ge=1, description="ranks that share each sequence by chunks")
-    cfg: int = Field(1, ge=1, description="ranks that share the branches of guidance")
-    nodes: int = Field(1, ge=1, description="machines that the ranks live on; the worker's is the first")
+    ulysses: int = Field(1, ge=1, le=MOST_RANKS, description="ranks that share each sequence by heads")
+    ring: int = Field(1, ge=1, le=MOST_RANKS, description="ranks that share each sequence by chunks")
+    cfg: int = Field(1, ge=1, le=MOST_RANKS, description="ranks that share the branches of guidance")
+    nodes: int = Field(
+        1, ge=1, le=MOST_RANKS, description="machines that the ranks live on; the worker's is the first"
+    )
     node_address: str | None = Field(None, description="host:port at which the other nodes find this one")
     node_key_file: str | None = Field(None, description="holds the nodes' key; default: SAGGAR_NODE_KEY")
     max_batch: int = Field(8, ge=1, le=256, description="most rows of one batch")
@@ -132,18 +140,34 @@ class WorkerSettings(BaseModel):
     )
     spool: Path = Field(Path("saggar-data/spool"), description="where outputs are made durable before upload")
     spool_limit_bytes: int = Field(
-        16 << 30, ge=1 << 20, description="most bytes in the spool; full, it pauses the engine"
+        16 << 30, ge=1 << 20, le=MOST_BYTES, description="most bytes in the spool; full, it pauses the engine"
     )
-    lease_s: float = Field(60.0, gt=0, description="how long a job may be held without a sign of life")
-    age_bound_s: float = Field(60.0, gt=0, description="a key older than this begins the next batch")
-    grace_s: float = Field(30.0, ge=0, description="time for the running batch to finish after SIGTERM")
+    lease_s: float = Field(
+        60.0,
+        ge=0.1,
+        le=DAY_S,
+        allow_inf_nan=False,
+        description="how long a job may be held without a sign of life",
+    )
+    age_bound_s: float = Field(
+        60.0, gt=0, le=DAY_S, allow_inf_nan=False, description="a key older than this begins the next batch"
+    )
+    grace_s: float = Field(
+        30.0,
+        ge=0,
+        le=DAY_S,
+        allow_inf_nan=False,
+        description="time for the running batch to finish after SIGTERM",
+    )
     watchdog_s: float = Field(
         60.0,
         ge=0,
+        le=DAY_S,
+        allow_inf_nan=False,
         description="a worker that does nothing for so long while jobs wait is started anew; 0: never",
     )
     max_restarts: int = Field(
-        5, ge=0, description="crashes within ten minutes after which the worker gives up"
+        5, ge=0, le=10**6, description="crashes within ten minutes after which the worker gives up"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     inputs_from: Listed = Field(
@@ -152,15 +176,19 @@ class WorkerSettings(BaseModel):
     inputs_private_hosts: Listed = Field(
         (), description="https hosts of inputs_from whose address may be of a private network"
     )
-    inputs_max_bytes: int = Field(256 << 20, ge=1, description="most bytes of one input file")
+    inputs_max_bytes: int = Field(256 << 20, ge=1, le=MOST_BYTES, description="most bytes of one input file")
     inputs_max_pixels: int = Field(
         64 << 20, ge=1, le=MOST_PIXELS, description="most pixels of a picture or of a video's frame"
     )
-    inputs_max_frames: int = Field(1024, ge=1, description="most frames of a video")
-    inputs_max_seconds: float = Field(120.0, gt=0, description="longest video or sound")
-    inputs_timeout_s: float = Field(60.0, gt=0, description="time for one file over https")
+    inputs_max_frames: int = Field(1024, ge=1, le=10**6, description="most frames of a video")
+    inputs_max_seconds: float = Field(
+        120.0, gt=0, le=DAY_S, allow_inf_nan=False, description="longest video or sound"
+    )
+    inputs_timeout_s: float = Field(
+        60.0, gt=0, le=DAY_S, allow_inf_nan=False, description="time for one file over https"
+    )
     inputs_memory_bytes: int = Field(
-        4 << 30, ge=1 << 20, description="most bytes of decoded inputs at a time"
+        4 << 30, ge=1 << 20, le=MOST_BYTES, description="most bytes of decoded inputs at a time"
     )
 
     @field_validator("inputs_from")
@@ -175,6 +203,14 @@ class WorkerSettings(BaseModel):
     def _is_a_file(cls, value: str) -> str:
         if "\0" in value or value.endswith("/") or Path(value).is_dir():
             raise ValueError(f"{value[:100]!r} is a folder (allowed: the path of a file, there or not)")
+        return value
+
+    @field_validator("node_address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        host, _, port = (value or "h:1").rpartition(":")
+        if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
+            raise ValueError("is no address (allowed: host:port)")
         return value
 
     @model_validator(mode="after")
@@ -252,18 +288,22 @@ class WorkerSettings(BaseModel):
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Self:
-        """Flags over environment over defaults. Raises ConfigError naming the field and what it takes."""
+        """Flags over environment over defaults. Raises ConfigError naming the flag or variable and what it takes."""
         values: dict[str, object] = {
             field: environ[name] for name, field in ENVIRONMENT.items() if environ.get(name)
         }
-        values |= {name: value for name, value in flags.items() if value is not None}
+        names = {field: name for name, field in ENVIRONMENT.items() if field in values}
+        given = {name: value for name, value in flags.items() if value is not None}
+        values |= given
+        names |= {field: FLAGS.get(field, f"--{field.replace('_', '-')}") for field in given}
         redis_url = values.pop("redis_url", None)
         job_environ = dict(environ) | ({"SAGGAR_REDIS_URL": str(redis_url)} if redis_url else {})
-        values.setdefault("jobs", JobSettings.from_env(job_environ))
+        named = {"redis_url": "--redis"} if redis_url else {}
+        values.setdefault("jobs", JobSettings.from_env(job_environ, named))
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(str(one_line(error, {"": cls.model_fields}, top="settings"))) from None
+            raise wrong_setting(error, cls.model_fields, names) from None
 
 
 def cache_settings(environ: Mapping[str, str] = os.environ) -> tuple[Path, int | None]:

@@ -80,7 +80,9 @@ class Expansion:
         if row.get("run") not in (None, self.run):
             raise InvalidJob("run", "is another one", "the run's name is given by --name")
         if row.get("idempotency_key") is not None:  # it would lead to another row's job
-            raise InvalidJob("idempotency_key", "is none of a row's", "leave it out: the same row is the same job")
+            raise InvalidJob(
+                "idempotency_key", "is none of a row's", "leave it out: the same row is the same job"
+            )
         asked = parse_job({**row, "id": "row", "run": self.run})
         if asked.seed is None:  # of its content: the same file makes the same pictures
             digest = sha256(f"{self.run}\n{asked.digest()}".encode()).hexdigest()

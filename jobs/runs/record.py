@@ -31,10 +31,10 @@ class RunSpec(BaseModel):
     prefix: str = ""
     detached: bool = False
     window: Annotated[int, Field(ge=1, le=100_000)] = WINDOW
-    max_failures: Annotated[int, Field(ge=1)] | None = None
+    max_failures: Annotated[int, Field(ge=1, le=10**12)] | None = None
     time_budget_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     format: OutputFormat = "objects"
-    shard_count: Annotated[int, Field(ge=1)] | None = None
+    shard_count: Annotated[int, Field(ge=1, le=10**12)] | None = None
     shard_bytes: Annotated[int, Field(ge=1)] | None = None
     gates: tuple[str, ...] = ()
     accept: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 import redis
-from saggar.jobs import JobClient, JobError, JobSettings, Ledger, UnknownJob
+from saggar.jobs import InvalidJob, JobClient, JobError, JobSettings, Ledger, UnknownJob
 
 from tests.jobs.samples import make_job, make_result, submit
 
@@ -184,3 +184,9 @@ def test_streams_are_bounded_and_expire(fake: redis.Redis) -> None:
     assert 0 < fake.ttl("saggar:events:job:j") <= 100
     events = list(JobClient(ledger.ops._settings, fake).events("j"))
     assert (events[0].kind, events[-1].kind) == ("gap", "succeeded")
+
+
+def test_events_of_what_cannot_be_are_refused_and_not_waited_for(client: JobClient) -> None:
+    for job_id, run in (("", None), ("../x", None), (None, ""), (None, "../x"), (None, "a b")):
+        with pytest.raises(InvalidJob, match=r"^id: has a form"):
+            next(iter(client.events(job_id, run=run)))

@@ -81,6 +81,15 @@ def test_wrong_values(name: str, value: str) -> None:
         JobSettings.make(**{name: value})
 
 
+def test_every_number_has_bounds_that_redis_bears() -> None:
+    """A script that fails at an expiry has written already what came before."""
+    for name, value in JobSettings.make():
+        if type(value) in (int, float):
+            for wrong in ("nan", "inf", "1e400", "9" * 40, "-1", ""):
+                with pytest.raises(ConfigError, match=rf"^SAGGAR_{name.upper()}: .+ \(allowed: .+\)$"):
+                    JobSettings.from_env({f"SAGGAR_{name.upper()}": wrong})
+
+
 def test_passwords_are_not_shown() -> None:
     assert "hunter2" not in repr(JobSettings.make(redis_url="redis://:hunter2@host"))
     with pytest.raises(ConfigError) as caught:

@@ -15,7 +15,7 @@ from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
 from saggar.workers.cli import COMMANDS, cli
 from saggar.workers.servers import RedisServer
-from saggar.workers.settings import WorkerSettings
+from saggar.workers.settings import ENVIRONMENT, WorkerSettings
 from saggar.workers.told import one_line_errors
 
 SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
@@ -44,11 +44,14 @@ def test_each_command_explains_itself(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["status", "x", "--redis", "http://h"], "redis_url: is not a Redis URL"),
+        (["status", "x", "--redis", "http://h"], "--redis: is not a Redis URL"),
         (["status", "x", "--redis", "redis://127.0.0.1:1/0"], "Redis cannot be reached"),
         (["status", "x", "--redis", "redis://127.0.0.1:1/0"], "make cluster"),
-        (["worker", "--max-batch", "0", "--redis", "redis://h"], "max_batch: 0 is too small (allowed: >= 1)"),
-        (["worker", "--dtype", "int8"], "dtype: is not one of the allowed values (allowed: 'auto', "),
+        (
+            ["worker", "--max-batch", "0", "--redis", "redis://h"],
+            "--max-batch: 0 is too small (allowed: >= 1)",
+        ),
+        (["worker", "--dtype", "int8"], "--dtype: is not one of the allowed values (allowed: 'auto', "),
         (["worker", "--max-batch", "64", "--concurrency", "8"], "concurrency must be at least max_batch + 2"),
         (["models", "inspect", "saggar/nothing"], "no model 'saggar/nothing'"),
         (["run", "missing.jsonl"], "missing.jsonl: no such file"),
@@ -165,8 +168,52 @@ def test_settings_survive_the_way_to_a_child_and_hide_the_password() -> None:
     settings = WorkerSettings(jobs=JobSettings(redis_url="redis://:secret@h/0"))
     assert WorkerSettings.from_parent({"SAGGAR_WORKER_SETTINGS": settings.handed_on}) == settings
     assert "secret" not in repr(settings)
-    with pytest.raises(ConfigError, match="max_batch"):
+    with pytest.raises(ConfigError, match=r"^--max-batch: has the wrong type"):
         WorkerSettings.load({"max_batch": "many"}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "flag", "wrong", "allowed"),
+    [
+        ("SAGGAR_LEASE_S", "--lease", "inf", "no NaN, no infinity"),
+        ("SAGGAR_LEASE_S", "--lease", "0.00001", ">= 0.1"),
+        ("SAGGAR_GRACE_S", "--grace", "1e18", "<= 86400.0"),
+        ("SAGGAR_AGE_BOUND_S", "--age-bound-s", "nan", "no NaN, no infinity"),
+        ("SAGGAR_WATCHDOG_S", "--watchdog-s", "-1", ">= 0.0"),
+        ("SAGGAR_MAX_RESTARTS", "--max-restarts", "9" * 30, "<= 1000000"),
+        ("SAGGAR_RANKS", "--ranks", "9" * 30, "<= 4096"),
+        ("SAGGAR_SPOOL_LIMIT_BYTES", "--spool-limit-bytes", "9" * 30, "<= 1152921504606846976"),
+        ("SAGGAR_INPUTS_MAX_SECONDS", "--inputs-max-seconds", "inf", "no NaN, no infinity"),
+        ("SAGGAR_COMPILE", "--compile", "maybe", "true or false"),
+        ("SAGGAR_DTYPE", "--dtype", "int8", "'auto', 'float32', 'bfloat16' or 'float16'"),
+        ("SAGGAR_NODE_ADDRESS", "--node-address", "host", "host:port"),
+    ],
+)
+def test_a_wrong_setting_is_named_where_it_was_given_with_what_is_allowed(
+    variable: str, flag: str, wrong: str, allowed: str
+) -> None:
+    field = ENVIRONMENT[variable]
+    for flags, environ, name in (({}, {variable: wrong}, variable), ({field: wrong}, {variable: "x"}, flag)):
+        with pytest.raises(ConfigError) as caught:
+            WorkerSettings.load(flags, environ)
+        told = str(caught.value)
+        assert told.startswith(f"{name}: ") and told.endswith(f" (allowed: {allowed})")
+        assert "\n" not in told
+
+
+def test_every_number_of_a_worker_has_bounds_that_a_child_can_read_back() -> None:
+    for name, value in WorkerSettings(jobs=JobSettings()):
+        if type(value) in (int, float):
+            for wrong in ("nan", "inf", "1e400", "9" * 40, "-1"):
+                with pytest.raises(ConfigError, match=f"^--{name.removesuffix('_s').split('_')[0]}"):
+                    WorkerSettings.load({name: wrong}, {})
+
+
+def test_settings_of_redis_name_their_variable() -> None:
+    with pytest.raises(ConfigError, match=r"^SAGGAR_RECORD_TTL_S: is too large \(allowed: <= 315360000\)$"):
+        WorkerSettings.load({}, {"SAGGAR_RECORD_TTL_S": "9" * 30})
+    with pytest.raises(ConfigError, match=r"^--redis: is not a Redis URL"):
+        WorkerSettings.load({"redis_url": "x"}, {"SAGGAR_REDIS_URL": "redis://h"})
 
 
 def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 _runs/NAME/manifest/00000-8c1f2a90.jsonl   jobs, one a line, at most 2,000 a part; its name has of its hash, so that
                                            two who plan a run of one name at a time leave each other's parts alone
 _runs/NAME/run.json                        names the parts with their hashes; written after them
-_runs/NAME/unread.jsonl                     rows whose texts are longer than the model reads: unread.py
+_runs/NAME/unread.jsonl                    rows whose texts are longer than the model reads: unread.py
 _runs/NAME/_SUCCESS                        written last
 """
 

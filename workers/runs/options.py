@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,6 +104,7 @@ OPTIONS = (
     ),
     click.option("--sheet/--no-sheet", default=True, help="Write contact-sheet.png at the end."),
 )
+MOST_SHARD_BYTES = 10**12
 _SETTINGS = ("window", "max_failures", "time_budget_s", "sheet", "shard_count", "gates", "accept", "redraws")
 _WORKER = ("max_batch", "device", "executor", "calibration_file", "warmup")
 
@@ -167,9 +167,12 @@ def _output_settings(options: dict[str, object], name: str) -> dict[str, object]
     if form != "objects":
         settings["prefix"] = staging(name)
     if megabytes is not None:
-        if not 0 < float(str(megabytes)) < math.inf:
-            raise ConfigError(f"--shard-mb: {megabytes} is no size (allowed: above 0)")
-        settings["shard_bytes"] = round(float(str(megabytes)) * 1e6)
+        size = float(str(megabytes)) * 1e6
+        if not 1 <= size <= MOST_SHARD_BYTES:
+            raise ConfigError(
+                f"--shard-mb: {megabytes} is no size (allowed: 0.000001 to {MOST_SHARD_BYTES / 1e6:.0f})"
+            )
+        settings["shard_bytes"] = round(size)
     return settings
 
 

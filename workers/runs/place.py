@@ -113,7 +113,8 @@ class CardDesk:
                     place.alive()
                     if time.monotonic() >= deadline:
                         raise ConfigError(
-                            f"no worker ever served {place.model}: start one with saggar worker --model ..."
+                            f"no worker ever served {' '.join(place.model.split())}: start one with "
+                            "saggar worker --model ..."
                         )
                     time.sleep(0.1)
             if not place.embedded and not cards.workers_of(place.model):

@@ -180,5 +180,5 @@ def test_the_settings_of_a_worker() -> None:
     assert WorkerSettings.load(flags, environ).inputs_from == ("file:///srv/photos",)
     assert WorkerSettings.from_parent({"SAGGAR_WORKER_SETTINGS": settings.handed_on}) == settings
     for wrong in ("http://cdn.example", "/srv/photos", "s3://"):
-        with pytest.raises(ConfigError, match=r"inputs_from: .+ is no source of input files \(allowed: "):
+        with pytest.raises(ConfigError, match=r"--inputs-from: .+ is no source of input files \(allowed: "):
             WorkerSettings.load({"inputs_from": (wrong,)}, {})

@@ -147,6 +147,13 @@ def test_accept_gathers_pictures_over_draws(tmp_path: Path, noop: Path) -> None:
         (["--gate", "beauty"], "beauty"),
         (["--accept", "2"], "give --gate too"),
         (["--shard-mb", "5"], "give --format"),
+        (
+            ["--format", "webdataset", "--shard-mb", "nan"],
+            "--shard-mb: nan is no size",
+        ),
+        (["--format", "webdataset", "--shard-mb", "inf"], "--shard-mb: inf is no size"),
+        (["--format", "webdataset", "--shard-mb", "0"], "--shard-mb: 0.0 is no size"),
+        (["--name", "../x"], "--name: has a form that is not allowed"),
     ],
 )
 def test_what_says_nothing_together_is_one_line(
