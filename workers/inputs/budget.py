@@ -42,6 +42,19 @@ class Budget:
             if hold is not None:
                 hold.keep(0)
 
+    @contextmanager
+    def hold_now(self, size: int) -> Iterator[Hold | None]:
+        """As `hold`, without waiting; None: there is no room now, or somebody waits for it."""
+        with self._changed:
+            free = not self._queue and self.used + size <= self.limit
+            self.used += size if free else 0
+        hold = Hold(self._give_back, size) if free else None
+        try:
+            yield hold
+        finally:
+            if hold is not None:
+                hold.keep(0)
+
     def _give_back(self, size: int) -> None:
         with self._changed:
             self.used -= size

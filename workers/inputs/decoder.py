@@ -1,8 +1,8 @@
 """A process that decodes files for a worker, one after the other: what brings a decoder down does not bring the worker
 down, and what takes too long is killed.
 
-`python -m saggar.workers.inputs.decoder FD`: orders come as JSON over that socket, each with the file and, where it is
-to be read, a memory file for its arrays; the answer is JSON. It ends when the socket does. Nothing is pickled.
+`python -m saggar.workers.inputs.decoder FD`: orders come as JSON over that socket, each with the file and, where it may
+be read, a memory file for its arrays; the answer is JSON. It ends when the socket does. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def _answer(order: Mapping[str, object], fds: Sequence[int]) -> dict[str, object
     try:
         with os.fdopen(os.dup(fds[0]), "rb") as file:
             found = measure(str(order["kind"]), file, bool(order["alpha"]), limits)
-            return _write(fds[1], found.read()) if order["read"] else {"bytes": found.bytes}
+            most = order["most"]
+            assert isinstance(most, int)
+            return _write(fds[1], found.read()) if found.bytes <= most else {"bytes": found.bytes}
     except BadInput as error:
         return {"bad": [error.message, error.allowed]}
     except MemoryError:

@@ -114,16 +114,28 @@ class Decoders:
 
     def measure(self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event) -> int:
         """The memory that decoding the file takes, in bytes. Raises BadInput and Stopped."""
-        found = self._ask(_order(kind, alpha, limits, read=False), [file.fileno()], limits, over)["bytes"]
+        found = self._ask(_order(kind, alpha, limits, -1), [file.fileno()], limits, over)["bytes"]
         assert isinstance(found, int)
         return found
 
-    def read(self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event) -> Media:
-        """The file decoded; its arrays lie in memory that the decoder has filled. Raises BadInput and Stopped."""
+    def read(
+        self,
+        kind: str,
+        file: IO[bytes],
+        alpha: bool,
+        limits: Limits,
+        over: threading.Event,
+        most: int | None = None,
+    ) -> Media | None:
+        """The file decoded; its arrays lie in memory that the decoder has filled. None: decoding takes more than `most`
+        bytes. Raises BadInput and Stopped.
+        """
         memory = os.memfd_create("saggar-input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            order = _order(kind, alpha, limits, read=True)
+            order = _order(kind, alpha, limits, sys.maxsize if most is None else most)
             answer = self._ask(order, [file.fileno(), memory], limits, over)
+            if "bytes" in answer:
+                return None
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # or reading it could be a crash
             return _media(kind, answer, mmap.mmap(memory, 0, access=mmap.ACCESS_COPY))
         finally:
@@ -173,8 +185,8 @@ def _environ() -> dict[str, str]:
     return {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
-def _order(kind: str, alpha: bool, limits: Limits, *, read: bool) -> dict[str, object]:
-    return {"kind": kind, "alpha": alpha, "limits": asdict(limits), "read": read}
+def _order(kind: str, alpha: bool, limits: Limits, most: int) -> dict[str, object]:
+    return {"kind": kind, "alpha": alpha, "limits": asdict(limits), "most": most}
 
 
 def _media(kind: str, answer: Mapping[str, object], memory: mmap.mmap) -> Media:

@@ -2,6 +2,7 @@
 
 First all files are fetched and measured by their headers, then room for all of them is waited for at once (two jobs
 that each held half would wait for ever), and only then they are decoded. Both in processes of their own (decoder.py).
+Where there is room anyway, what turns out to be small is decoded as soon as it is measured: a question less for each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from saggar.workers.inputs.web import WebUnavailable
 
 FETCHING = 8
 """Jobs whose files are fetched or decoded at a time; as many again over https."""
+SMALL_BYTES = 16 << 20
+"""What decoding a small file takes, at most: a picture of a million pixels."""
 _LOOK_S = 0.1
 Inputs = Mapping[str, Sequence[Media]]
 
@@ -35,13 +38,12 @@ class InputUnavailable(Exception):
 
 @dataclass(frozen=True)
 class _Found:
-    """A fetched file, measured: `bytes` is what decoding takes."""
+    """A fetched file."""
 
     kind: str
     index: int
     file: IO[bytes]
     alpha: bool
-    bytes: int
 
 
 class InputLoader:
@@ -69,15 +71,7 @@ class InputLoader:
         with ExitStack() as stack:
             with self._seat(job, ticket), ExitStack() as files:
                 found = self._fetch_all(job, ticket, files)
-                needed = sum(one.bytes for one in found)
-                if needed > self._budget.limit:
-                    allowed = f"at most {self._budget.limit} bytes"
-                    raise InvalidJob("inputs", f"take {needed} bytes when decoded", allowed)
-                hold = stack.enter_context(self._budget.hold(needed, ticket.over))
-                if hold is None:
-                    raise Stopped
-                decoded = self._decode_all(found, ticket)
-                hold.keep(sum(_bytes(one) for media in decoded.values() for one in media))
+                decoded = self._small(found, ticket, stack) or self._measured(found, ticket, stack)
             yield decoded
 
     def close(self) -> None:
@@ -105,15 +99,44 @@ class InputLoader:
                     raise Stopped
                 with _named(kind, index, ticket, self._limits):
                     file = files.enter_context(self._fetcher.fetch(uri, ticket))
-                    size = self._decoders.measure(kind, file, alpha, self._limits, ticket.over)
-                found.append(_Found(kind, index, file, alpha, size))
+                found.append(_Found(kind, index, file, alpha))
         return found
 
-    def _decode_all(self, found: Sequence[_Found], ticket: Ticket) -> Inputs:
+    def _small(self, found: Sequence[_Found], ticket: Ticket, stack: ExitStack) -> Inputs | None:
+        """Decoded at once, without asking how large they are first; None: one is not small, or there is no room now."""
+        with ExitStack() as here:
+            hold = here.enter_context(self._budget.hold_now(SMALL_BYTES * len(found)))
+            decoded = hold and self._decode_all(found, ticket, SMALL_BYTES)
+            if not hold or not decoded:
+                return None
+            hold.keep(_bytes_of(decoded))
+            stack.push(here.pop_all())
+        return decoded
+
+    def _measured(self, found: Sequence[_Found], ticket: Ticket, stack: ExitStack) -> Inputs:
+        needed = 0
+        for one in found:
+            with _named(one.kind, one.index, ticket, self._limits):
+                needed += self._decoders.measure(one.kind, one.file, one.alpha, self._limits, ticket.over)
+        if needed > self._budget.limit:
+            allowed = f"at most {self._budget.limit} bytes"
+            raise InvalidJob("inputs", f"take {needed} bytes when decoded", allowed)
+        hold = stack.enter_context(self._budget.hold(needed, ticket.over))
+        if hold is None:
+            raise Stopped
+        decoded = self._decode_all(found, ticket)
+        assert decoded is not None
+        hold.keep(_bytes_of(decoded))
+        return decoded
+
+    def _decode_all(self, found: Sequence[_Found], ticket: Ticket, most: int | None = None) -> Inputs | None:
+        """None: one takes more than `most` bytes."""
         decoded: dict[str, list[Media]] = {}
         for one in found:
             with _named(one.kind, one.index, ticket, self._limits):
-                media = self._decoders.read(one.kind, one.file, one.alpha, self._limits, ticket.over)
+                media = self._decoders.read(one.kind, one.file, one.alpha, self._limits, ticket.over, most)
+            if media is None:
+                return None
             decoded.setdefault(one.kind, []).append(media)
         return decoded
 
@@ -121,6 +144,10 @@ class InputLoader:
 def from_web(job: Job) -> bool:
     """Whether any of its files comes over https."""
     return any(uri.startswith("https:") for _, uris in job.inputs for uri in uris)
+
+
+def _bytes_of(inputs: Inputs) -> int:
+    return sum(_bytes(one) for media in inputs.values() for one in media)
 
 
 def _bytes(one: Media) -> int:

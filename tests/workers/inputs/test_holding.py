@@ -7,23 +7,26 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from saggar.engine.errors import Cancelled, EngineClosed
 from saggar.engine.handle import Handle, Reservation, Stream
+from saggar.engine.media import Media
 from saggar.engine.request import Output
 from saggar.engine.sched.base import Announced
-from saggar.jobs.errors import ConfigError
+from saggar.jobs.errors import ConfigError, InvalidJob
 from saggar.jobs.schema import Job
 from saggar.workers.attempts import Attempt
 from saggar.workers.inputs.budget import Budget
-from saggar.workers.inputs.decoders import Stopped
-from saggar.workers.inputs.fetch import Ticket
+from saggar.workers.inputs.decoders import Decoders, Stopped
+from saggar.workers.inputs.fetch import Fetcher, Ticket
 from saggar.workers.inputs.hold import Files
-from saggar.workers.inputs.policy import Limits
+from saggar.workers.inputs.load import SMALL_BYTES, InputLoader
+from saggar.workers.inputs.policy import Limits, Policy
 from saggar.workers.settings import WorkerSettings
 
-from tests.support.inputs import image, input_loader
+from tests.support.inputs import RED, image, input_loader
 from tests.support.wait import until
 
 
@@ -84,6 +87,104 @@ def test_room_is_given_in_the_order_of_asking() -> None:
     for thread in threads:
         thread.join(60)
     assert budget.used == 0
+
+
+class Counted(Decoders):
+    """`asked`: what its processes were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def measure(self, *arguments: Any) -> int:
+        self.asked.append("measure")
+        return super().measure(*arguments)
+
+    def read(self, *arguments: Any) -> Media | None:
+        self.asked.append("read")
+        return super().read(*arguments)
+
+
+@pytest.fixture
+def counted() -> Iterator[Counted]:
+    decoders = Counted()
+    yield decoders
+    decoders.close()
+
+
+def files(folder: Path, *sizes: tuple[int, int]) -> list[str]:
+    (folder / "uploads").mkdir()
+    for number, size in enumerate(sizes):
+        (folder / "uploads" / f"{number}.png").write_bytes(image(size=size))
+    return [(folder / "uploads" / f"{number}.png").as_uri() for number in range(len(sizes))]
+
+
+LARGE = (1300, 1100)
+assert LARGE[0] * LARGE[1] * 12 > SMALL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked"),
+    [
+        ([(100, 100), (50, 50)], ["read"] * 2),
+        ([LARGE], ["read", "measure", "read"]),
+        ([(100, 100), LARGE], ["read"] * 2 + ["measure"] * 2 + ["read"] * 2),
+    ],
+)
+def test_small_files_are_asked_for_once(
+    sizes: list[tuple[int, int]], asked: list[str], counted: Counted, tmp_path: Path
+) -> None:
+    uris = files(tmp_path, *sizes)
+    loader = InputLoader(input_loader(tmp_path.as_uri())._fetcher, decoders=counted)
+    with loader.held(job(*uris), Ticket()) as inputs:
+        assert [picture.shape for picture in inputs["image"]] == [(y, x, 3) for x, y in sizes]  # type: ignore[union-attr]
+        assert all((picture == RED).all() for picture in inputs["image"])
+        assert loader._budget.used == sum(x * y * 3 for x, y in sizes)
+    assert loader._budget.used == 0
+    assert counted.asked == asked
+
+
+def test_where_there_is_no_room_at_once_it_is_asked_how_large_they_are(
+    counted: Counted, tmp_path: Path
+) -> None:
+    uris = files(tmp_path, (100, 100), (50, 50))
+    limits = Limits(memory=2 * SMALL_BYTES)
+    loader = InputLoader(Fetcher(Policy.make(tmp_path.as_uri()), limits), decoders=counted)
+    with loader._budget.hold(1, threading.Event()), loader.held(job(*uris), Ticket()):
+        assert counted.asked == ["measure", "measure", "read", "read"]
+
+
+def test_nobody_who_waits_for_room_is_passed_by() -> None:
+    budget, over = Budget(10), threading.Event()
+    with budget.hold(8, over):
+        with budget.hold_now(3) as hold:
+            assert hold is None
+        with budget.hold_now(2) as hold:
+            assert hold is not None
+            assert budget.used == 10
+        waiting = threading.Thread(target=lambda: budget.hold(9, over).__enter__())
+        waiting.start()
+        until(lambda: len(budget._queue) == 1)
+        with budget.hold_now(1) as hold:
+            assert hold is None
+        over.set()
+        waiting.join(60)
+        assert budget.used == 8
+    with budget.hold_now(11) as hold:
+        assert hold is None, "alone, it would still be more than the limit"
+    assert budget.used == 0
+
+
+def test_a_bad_file_gives_its_room_back(tmp_path: Path) -> None:
+    uris = files(tmp_path, (100, 100), (50, 50))
+    (tmp_path / "uploads" / "1.png").write_bytes(b"no picture")
+    loader = input_loader(tmp_path.as_uri())
+    with (
+        pytest.raises(InvalidJob, match=r"inputs\.image\[1\]: is no picture"),
+        loader.held(job(*uris), Ticket()),
+    ):
+        pass
+    assert loader._budget.used == 0
 
 
 class Loader:

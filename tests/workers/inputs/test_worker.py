@@ -293,6 +293,25 @@ def test_a_fetch_that_hangs_can_be_cancelled_and_drained(
     assert client.status(hanging[1]).state == "queued"
 
 
+def test_a_worker_killed_amid_its_fetches_loses_no_job(
+    start: Callable[..., WorkerProcess], client: JobClient, web: WebServer, store: Storage
+) -> None:
+    """Some are being fetched, some wait for that, some are done: the next worker makes what is left."""
+    good = put(store, "good.png", image())
+    worker = start("noop", "--lease", "2")
+    hanging = [submit(client, "noop", "i2i", {"image": [web.url("/silent")]}) for _ in range(12)]
+    until(lambda: web.asked["/silent"] == 8)
+    done = submit(client, "noop", "i2i", {"image": [good]})
+    assert pixel(store, ended(client, done)) == RED
+    worker.kill()
+    del web.habits["/silent"]
+    web.files["/silent"] = image(color=BLUE)
+    start("noop", "--lease", "2")
+    for job_id in hanging:
+        assert pixel(store, ended(client, job_id)) == BLUE
+    assert client.counts()["succeeded"] == 13
+
+
 def test_a_store_that_is_away_delays_a_job_and_fails_none(
     start: Callable[..., WorkerProcess],
     client: JobClient,
