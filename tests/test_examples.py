@@ -81,6 +81,7 @@ def test_sounds_are_made_offline(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.count("0.1 s, 2 steps") == 2
+    assert "Should have t" not in done.stderr
     rain, bell = (soundfile.read(tmp_path / f"{index}.wav")[0] for index in (0, 1))
     assert rain.shape == bell.shape == (1600, 2)
     assert rain.std() > 0.01 and (rain != bell).any()

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Collection, Sequence
 from typing import cast
 
@@ -78,12 +79,21 @@ class Inbox:
                 return
 
 
+_HARMLESS = (
+    "Should have t[ab]",  # torchsde, of times that differ by a rounding: Stable Audio's sampler, at each request
+    "`torch.nn.utils.weight_norm` is deprecated",  # diffusers' VAE of sounds, at each load
+)
+"""Warnings of libraries about themselves, which nobody here can do anything about."""
+
+
 def main(control: int, pulse: int, *links: int) -> int:
     """The rank's life; returns the exit status."""
     # Stopping is the parent's decision: a signal for the whole group must not take a running batch along.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
+    for message in _HARMLESS:
+        warnings.filterwarnings("ignore", message=message)
     channel = Channel(socket.socket(fileno=control))
     path = cast("list[str] | None", channel.receive())
     if path is not None:  # None: the engine lives on another machine
