@@ -12,8 +12,10 @@ import pytest
 import redis
 from click.testing import CliRunner
 from saggar.jobs.errors import ConfigError
+from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings
 from saggar.workers.cli import COMMANDS, cli
+from saggar.workers.commands.run import next_steps
 from saggar.workers.servers import RedisServer
 from saggar.workers.settings import ENVIRONMENT, WorkerSettings
 from saggar.workers.told import one_line_errors
@@ -214,6 +216,25 @@ def test_settings_of_redis_name_their_variable() -> None:
         WorkerSettings.load({}, {"SAGGAR_RECORD_TTL_S": "9" * 30})
     with pytest.raises(ConfigError, match=r"^--redis: is not a Redis URL"):
         WorkerSettings.load({"redis_url": "x"}, {"SAGGAR_REDIS_URL": "redis://h"})
+
+
+@pytest.mark.parametrize(
+    ("called", "on_path", "shown"),
+    [
+        (".venv/bin/saggar", False, ".venv/bin/saggar"),
+        ("/v/bin/saggar", True, "saggar"),
+        ("cli.py", False, "saggar"),
+    ],
+)
+def test_what_to_try_next_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str, on_path: bool, shown: str
+) -> None:
+    if on_path:
+        (tmp_path / "saggar").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [called])
+    steps = next_steps(None, "saggar/emoji", Job(model="saggar/emoji", prompt="p"))
+    assert " ".join(steps[0].split()) == f"{shown} run my-prompts.txt --to out/mine one prompt a line"
 
 
 def test_a_random_checkpoint_can_be_made_and_inspected(tmp_path: Path) -> None:

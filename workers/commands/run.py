@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -244,7 +245,7 @@ class Session:
                 f"The files are {self._ask.target}/ID/a1/0-....{extension}, each with a .json beside it. "
                 "Try next:"
             )
-            for line in _next_steps(self._ask.model, self._place.model, first):
+            for line in next_steps(self._ask.model, self._place.model, first):
                 self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @property
@@ -260,18 +261,25 @@ class Session:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
-def _next_steps(asked: str | None, name: str, first: Job) -> list[str]:
+def next_steps(asked: str | None, name: str, first: Job) -> list[str]:
     """Commands to try, each with what it is for. `asked`: the model as it was typed, if it was; `name`: as jobs say."""
     model = shlex.quote(asked or name)
     flags = f" --model {model}" if asked else ""
     flags += "" if first.task == "t2i" else f" --set task={first.task}"
+    saggar = _program()
     steps = (
-        (f"saggar run my-prompts.txt --to out/mine{flags}", "one prompt a line"),
-        (f"saggar models inspect {model}", "what --set can change"),
+        (f"{saggar} run my-prompts.txt --to out/mine{flags}", "one prompt a line"),
+        (f"{saggar} models inspect {model}", "what --set can change"),
         ("README.md, 'A cluster'", "workers in shells of their own"),
     )
     width = max(len(command) for command, _ in steps)
     return [f"  {command:<{width}}  {what}" for command, what in steps]
+
+
+def _program() -> str:
+    """This command as the shell finds it: by its name, or as it was called from an environment that is not active."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "saggar" and shutil.which("saggar") is None else "saggar"
 
 
 def _params(card: ModelCard | None) -> Sequence[str]:
