@@ -26,6 +26,8 @@ from saggar.workers.inputs.policy import Limits
 
 log = logging.getLogger(__name__)
 MOST = 4
+PATIENCE_S = 0.05
+"""So long one that is free is waited for before another is started: small files need one process, not four."""
 _LOOK_S = 0.1
 _START_S = 300.0
 _ALLOWED = "files that can be decoded"
@@ -63,18 +65,18 @@ class Decoder:
                 env=_environ(),
             )
         self._socket = ours
-        self._ready = False
+
+    def begin(self, over: threading.Event) -> None:
+        """Waits until it can be asked, so that what is asked has its time for itself. Raises Stopped, DecoderFailed."""
+        try:
+            self._receive(_START_S, over)
+        except BadInput as error:
+            raise DecoderFailed("a decoder could not be started; standard error says why") from error
 
     def ask(
         self, order: Mapping[str, object], fds: list[int], timeout_s: float, over: threading.Event
     ) -> dict[str, object]:
-        """The answer. Raises BadInput when the file has ended the process or took too long, Stopped, DecoderFailed."""
-        if not self._ready:  # the time is for the file
-            try:
-                self._receive(_START_S, over)
-            except BadInput as error:
-                raise DecoderFailed("a decoder could not be started; standard error says why") from error
-            self._ready = True
+        """The answer. Raises BadInput when the file has ended the process or took too long, and Stopped."""
         try:
             socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
         except OSError as error:
@@ -107,10 +109,14 @@ class Decoder:
 class Decoders:
     """At most so many processes, which threads share. Close it."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._seats = threading.Semaphore(most)
+    def __init__(self, most: int = MOST, patience_s: float = PATIENCE_S) -> None:
+        self._most = most
+        self._patience_s = patience_s
         self._free: list[Decoder] = []
-        self._lock = threading.Lock()
+        self._living = 0
+        self._starting = False
+        self._grown_at = 0.0
+        self._changed = threading.Condition()
 
     def measure(self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event) -> int:
         """The memory that decoding the file takes, in bytes. Raises BadInput and Stopped."""
@@ -143,9 +149,10 @@ class Decoders:
 
     def close(self) -> None:
         """Ends those that are idle; the others end with what they do."""
-        with self._lock:
+        with self._changed:
             for decoder in self._free:
                 decoder.end()
+            self._living -= len(self._free)
             self._free.clear()
 
     def _ask(
@@ -161,22 +168,56 @@ class Decoders:
 
     @contextmanager
     def _one(self, over: threading.Event) -> Iterator[Decoder]:
-        while not self._seats.acquire(timeout=_LOOK_S):
-            if over.is_set():
-                raise Stopped
+        decoder = self._free_one(over) or self._new(over)
         try:
-            with self._lock:
-                decoder = self._free.pop() if self._free else None
-            decoder = decoder or Decoder()
+            yield decoder
+        except BaseException:
+            decoder.end()
+            self._lost()
+            raise
+        with self._changed:
+            self._free.append(decoder)
+            self._changed.notify()
+
+    def _free_one(self, over: threading.Event) -> Decoder | None:
+        """None: start another one."""
+        since = time.monotonic()
+        with self._changed:
+            while not self._free:
+                if over.is_set():
+                    raise Stopped
+                waited = time.monotonic() - max(since, self._grown_at)
+                wanted = not self._living or (self._living < self._most and waited >= self._patience_s)
+                if wanted and not self._starting:
+                    self._living += 1
+                    self._starting = True
+                    return None
+                self._changed.wait(min(_LOOK_S, self._patience_s))
+            return self._free.pop()
+
+    def _new(self, over: threading.Event) -> Decoder:
+        """Once it can be asked. One at a time, for several that start slow one another down."""
+        try:
+            decoder = Decoder()
             try:
-                yield decoder
+                decoder.begin(over)
             except BaseException:
                 decoder.end()
                 raise
-            with self._lock:
-                self._free.append(decoder)
+            return decoder
+        except BaseException:
+            self._lost()
+            raise
         finally:
-            self._seats.release()
+            with self._changed:
+                self._starting = False
+                self._grown_at = time.monotonic()
+                self._changed.notify_all()
+
+    def _lost(self) -> None:
+        with self._changed:
+            self._living -= 1
+            self._changed.notify()
 
 
 def _environ() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from saggar.workers.inputs.bad import BadInput
-from saggar.workers.inputs.decoders import Decoder, Decoders, Stopped
+from saggar.workers.inputs.decoders import Decoder, DecoderFailed, Decoders, Stopped
 from saggar.workers.inputs.policy import Limits
 
 from tests.support.inputs import RED, image, sound, tone, video
@@ -76,6 +77,77 @@ def test_one_that_hangs_is_killed(decoders: Decoders, picture: IO[bytes]) -> Non
         decoders.read("image", picture, False, replace(LIMITS, decode_s=0.2), NEVER)
     assert hung.returncode == -signal.SIGKILL
     assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+
+
+def test_small_files_of_many_threads_need_one_process(tmp_path: Path) -> None:
+    decoders = Decoders(patience_s=3600.0)
+    (tmp_path / "a.png").write_bytes(image())
+    seen: list[bool] = []
+
+    def read() -> None:
+        with (tmp_path / "a.png").open("rb") as file:
+            seen.extend(is_red(decoders.read("image", file, False, LIMITS, NEVER)) for _ in range(5))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == [True] * 40
+    assert len(decoders._free) == decoders._living == 1
+    decoders.close()
+    assert decoders._living == 0
+
+
+def test_where_none_comes_free_others_are_started_up_to_a_bound(picture: IO[bytes]) -> None:
+    decoders, over = Decoders(most=3, patience_s=0.05), threading.Event()
+    ended: list[str] = []
+
+    def hang() -> None:
+        with pytest.raises(Stopped), decoders._one(over) as decoder:
+            decoder._process.send_signal(signal.SIGSTOP)
+            decoder.ask({}, [], 3600.0, over)
+        ended.append("hung")
+
+    threads = [threading.Thread(target=hang) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: decoders._living == 2)
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+    third = idle(decoders)
+    with decoders._one(NEVER) as decoder:
+        assert decoder is third
+        stopped = threading.Event()
+        waiting = threading.Thread(target=lambda: ended.append(refused(decoders, stopped)))
+        waiting.start()
+        stopped.set()
+        waiting.join(60)
+        assert ended == ["stopped"]
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert (decoders._living, len(decoders._free)) == (1, 1)
+    decoders.close()
+
+
+def refused(decoders: Decoders, over: threading.Event) -> str:
+    with pytest.raises(Stopped), decoders._one(over):
+        pass
+    return "stopped"
+
+
+def test_one_that_does_not_start_costs_no_place(picture: IO[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = Decoders(most=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        for _ in range(2):
+            with pytest.raises(DecoderFailed, match="a decoder could not be started"):
+                decoders.read("image", picture, False, LIMITS, NEVER)
+        patch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(FileNotFoundError):
+            decoders.read("image", picture, False, LIMITS, NEVER)
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+    decoders.close()
 
 
 def test_what_is_not_wanted_any_more_ends(decoders: Decoders, picture: IO[bytes]) -> None:
