@@ -13,9 +13,10 @@ import argparse
 import gc
 import json
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -151,13 +152,15 @@ def built(model: Model, folder: Path, full: bool) -> Path:
 
 def measured(task: Task, name: str, options: argparse.Namespace) -> str:
     """One model's table: milliseconds of a picture, and the ratio to plain diffusers one by one."""
-    found = [(f"plain diffusers, {rows} at once", each) for rows, each in plain(task, options.rows)]
+    found = [_told(f"plain diffusers, {rows} at once", each) for rows, each in plain(task, options.rows)]
     _forget()
     kinds: list[tuple[str, dict[str, bool]]] = [("engine", {})]
     kinds += [("engine, blocks compiled", {"compile": True})] if options.compile else []
     kinds += [("engine, CUDA graphs", {"cuda_graphs": True})] if options.graphs else []
     for label, settings in kinds:
-        found += [(f"{label}, {rows} at once", each) for rows, each in ours(task, options.rows, settings)]
+        found += [
+            _told(f"{label}, {rows} at once", each) for rows, each in ours(task, options.rows, settings)
+        ]
     base = found[0][1]
     lines = [(label, f"{each * 1000:.0f}", f"{base / each:.2f}") for label, each in found]
     what = f"{name}, {task.params['height']}×{task.params['width']}, {options.steps} steps"
@@ -165,7 +168,13 @@ def measured(task: Task, name: str, options: argparse.Namespace) -> str:
     return table(f"{what}, {card}", ("what", "ms a picture", "ratio to plain"), lines)
 
 
-def plain(task: Task, rows: Sequence[int]) -> list[tuple[int, float]]:
+def _told(label: str, each: float) -> tuple[str, float]:
+    """A line of the table, said at once: the table comes at the end."""
+    print(f"{label}: {each * 1000:.0f} ms a picture", file=sys.stderr, flush=True)
+    return label, each
+
+
+def plain(task: Task, rows: Sequence[int]) -> Iterator[tuple[int, float]]:
     """Seconds of a picture by the plain pipeline, by how many it is called for."""
     dtype = torch.bfloat16 if task.device == "cuda" else torch.float32
     kind = getattr(diffusers, task.model.pipeline)
@@ -177,10 +186,11 @@ def plain(task: Task, rows: Sequence[int]) -> list[tuple[int, float]]:
         given = {"negative_prompt": [NEGATIVE] * count} if task.model.negative else {}
         pipeline(task.prompts(count), generator=generators, **given, **task.params)
 
-    return [(count, seconds(partial(call, count), task.repeats) / count) for count in rows]
+    for count in rows:
+        yield count, seconds(partial(call, count), task.repeats) / count
 
 
-def ours(task: Task, rows: Sequence[int], settings: Mapping[str, bool]) -> list[tuple[int, float]]:
+def ours(task: Task, rows: Sequence[int], settings: Mapping[str, bool]) -> Iterator[tuple[int, float]]:
     """Seconds of a picture by an engine with its rank in a process of its own."""
     usual = EngineConfig(model=str(task.folder), device=task.device, max_batch=max(rows), warmup=())
     config = replace(usual, **settings)
@@ -195,7 +205,8 @@ def ours(task: Task, rows: Sequence[int], settings: Mapping[str, bool]) -> list[
         )
 
     with Engine.make(config) as engine:
-        return [(count, seconds(partial(call, engine, count), task.repeats) / count) for count in rows]
+        for count in rows:
+            yield count, seconds(partial(call, engine, count), task.repeats) / count
 
 
 def seconds(call: Callable[[], None], repeats: int) -> float:

@@ -146,4 +146,6 @@ def _cut(value: object, split: Split, axis: Axis, streams: Streams) -> object:
     else:
         streams.lengths[split.stream] = length
         sizes = streams.shares(split.stream, axis.size)
-    return value.narrow(split.dim, sum(sizes[: axis.index]), sizes[axis.index])
+    share = value.narrow(split.dim, sum(sizes[: axis.index]), sizes[axis.index])
+    # A copy: a compiled block would be compiled once more for strides that no other block's input has.
+    return share.clone(memory_format=torch.contiguous_format)

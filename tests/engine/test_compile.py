@@ -11,6 +11,7 @@ import torch
 from saggar.engine import Unsupported, open_family
 from saggar.engine.memory.compile import blocks, compile_blocks
 from saggar.engine.platform.base import Placement
+from saggar.engine.worker.extension import Extension
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.families import BY_NAME
@@ -22,14 +23,40 @@ def test_compiled_blocks_give_the_same_pictures(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     """The engine asks for the default compiler, which takes minutes on a CPU: CI looks at what is traced."""
-    by_default = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: by_default(module, backend=compiler))
+    by_default = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda forward: by_default(forward, backend=compiler))
     requests = BY_NAME["sd3"].requests()  # a transformer of which diffusers does not say what repeats
     settings = {"pixels": "float32", "max_batch": 6, "warmup": ()}
     usual, quick = make_engine("sd3", **settings), make_engine("sd3", compile=True, **settings)
     for one, other in zip(quick.generate(requests), usual.generate(requests), strict=True):
         np.testing.assert_allclose(floats(one), floats(other), atol=1e-4, rtol=0)
     assert quick.info.numerics == "float32/cpu/torch_sdpa/compiled"
+
+
+class Compiler(Extension):
+    """What a test asks of a rank about its compiler."""
+
+    def graphs(self) -> int:
+        """How many it has compiled."""
+        from torch._dynamo.utils import counters
+
+        return int(counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.soak
+def test_ranks_that_share_a_step_compile_no_more_than_one_alone(make_engine: MakeEngine) -> None:
+    """A plan's hooks change what goes into some blocks; compiled with them, those would be blocks of their own."""
+    settings = {"pixels": "float32", "max_batch": 6, "warmup": (), "executor": "multiproc",
+                "worker_extension": f"{__name__}.Compiler"}  # fmt: skip
+    request = BY_NAME["qwen-image"].requests()[0]
+    expected = make_engine("qwen-image", **settings).submit(request).result(60)
+    counted = []
+    for words in ({}, {"ulysses": 2}):
+        engine = make_engine("qwen-image", compile=True, **settings, **words)
+        output = engine.submit(request).result(240)
+        np.testing.assert_allclose(floats(output), floats(expected), atol=1e-4, rtol=0)
+        counted += [engine.call("graphs")[0]]
+    assert counted[0] == counted[1] > 0
 
 
 @pytest.mark.parametrize("name", sorted({case.tiny for case in BY_NAME.values()}))
