@@ -221,7 +221,9 @@ def test_more_in_use_than_the_limit_is_told(cache: Cache) -> None:
 def test_a_model_larger_than_the_limit_is_refused_and_costs_nothing(cache: Cache) -> None:
     filled(cache, "a")
     cache.add("large", 5 << 20)
-    with pytest.raises(ConfigError, match=r"^model_cache_gib: the model takes 5\.0 MiB \(allowed: at least"):
+    with pytest.raises(
+        ConfigError, match=r"^SAGGAR_MODEL_CACHE_GIB: the model takes 5\.0 MiB \(allowed: at least"
+    ):
         cache.get("large", 4 << 20)
     assert cache.names() == ["a"]
 
@@ -293,7 +295,7 @@ def test_the_limit_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     environ = {"SAGGAR_MODEL_CACHE": str(tmp_path), "SAGGAR_MODEL_CACHE_GIB": "2", "SAGGAR_MAX_BATCH": "none"}
     assert cache_settings(environ) == (tmp_path, 2 << 30)
     for wrong in ("0", "-1", "much", "inf", "nan"):
-        with pytest.raises(ConfigError, match=r"^model_cache_gib: .+ \(allowed: .+\)$"):
+        with pytest.raises(ConfigError, match=r"^SAGGAR_MODEL_CACHE_GIB: .+ \(allowed: .+\)$"):
             WorkerSettings.load({}, {"SAGGAR_MODEL_CACHE_GIB": wrong})
 
 
@@ -306,4 +308,4 @@ def test_the_doctor_says_what_is_in_it(cache: Cache, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SAGGAR_MODEL_CACHE_GIB", "20")
     assert "0 in use, 0.1 MiB of 20.0 GiB" in CliRunner().invoke(cli, ["doctor"]).output
     monkeypatch.setenv("SAGGAR_MODEL_CACHE_GIB", "no")
-    assert "FAIL  model cache      model_cache_gib: " in CliRunner().invoke(cli, ["doctor"]).output
+    assert "FAIL  model cache      SAGGAR_MODEL_CACHE_GIB: " in CliRunner().invoke(cli, ["doctor"]).output

@@ -52,13 +52,13 @@ def test_kinds_are_written_as_one_text_or_several(text: str, kinds: tuple[WarmUp
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("1024x1024", "warmup: '1024x1024' is no kind of request (allowed: NAME=VALUE by commas, such as "),
-        ("height=1,height=2", "warmup: 'height=1,height=2' is no kind"),
-        ("height=1;", "warmup: '' is no kind"),
-        ("rows=2;none", "warmup: 'none' is no kind"),
+        ("1024x1024", "--warmup: '1024x1024' is no kind of request (allowed: NAME=VALUE by commas, such as "),
+        ("height=1,height=2", "--warmup: 'height=1,height=2' is no kind"),
+        ("height=1;", "--warmup: '' is no kind"),
+        ("rows=2;none", "--warmup: 'none' is no kind"),
         ("rows=0", "warmup[0].rows: 0 is too small (allowed: >= 1)"),
         ("height=1;rows=many", "warmup[1].rows: has the wrong type (allowed: an integer)"),
-        ("height=null", "warmup: height is null (allowed: a number, true, false or a text)"),
+        ("height=null", "--warmup: height is null (allowed: a number, true, false or a text)"),
     ],
 )
 def test_other_kinds_are_refused_in_one_line(text: str, says: str) -> None:
@@ -75,7 +75,7 @@ def test_a_calibration_file_is_a_file(tmp_path: Path) -> None:
         assert engine_config({"calibration_file": str(path)}).calibration_file == str(path)
         assert engine_config({}, SAGGAR_CALIBRATION_FILE=str(path)).calibration_file == str(path)
     for wrong, says in ((str(tmp_path), "is a folder"), ("new/", "is a folder"), ("", "at least 1 char")):
-        with pytest.raises(ConfigError, match=f"^calibration_file: .*{says}"):
+        with pytest.raises(ConfigError, match=f"^--calibration-file: .*{says}"):
             WorkerSettings.load({"calibration_file": wrong}, {})
 
 
@@ -83,11 +83,11 @@ def test_the_commands_refuse_what_says_nothing(tmp_path: Path) -> None:
     runner = CliRunner()
     said = runner.invoke(cli, ["worker", "--warmup", "big", "--calibration-file", str(tmp_path / "a.json")])
     assert isinstance(said.exception, ConfigError)
-    assert str(said.exception).startswith("warmup: 'big' is no kind of request")
+    assert str(said.exception).startswith("--warmup: 'big' is no kind of request")
     (tmp_path / "p.txt").write_text("a fox\n")
     arguments = ["run", str(tmp_path / "p.txt"), "--to", str(tmp_path / "out")]
     said = runner.invoke(cli, [*arguments, "--warmup", "big"])
-    assert str(said.exception).startswith("warmup: 'big' is no kind of request")
+    assert str(said.exception).startswith("--warmup: 'big' is no kind of request")
     for flags in (["--warmup", "rows=2"], ["--calibration-file", "a.json"]):
         said = runner.invoke(cli, [*arguments, "--redis", "redis://127.0.0.1:1", *flags])
         assert str(said.exception) == f"{flags[0]} is the worker's: it says nothing with --cluster"
