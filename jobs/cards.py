@@ -215,6 +215,16 @@ class Cards:
         """The worker no longer serves the model; the card stays."""
         self._redis.zrem(self._workers(model), worker_id)
 
+    def forget(self, model: str) -> None:
+        """The model has no card any more, and jobs for it are refused, once clients that know the card look again;
+        those that wait stay. A worker that serves it publishes it again.
+
+        UnknownModel: it has none.
+        """
+        if not self._redis.hdel(self._key, model):
+            raise unknown_model(model, cast("list[str]", self._redis.hkeys(self._key)))
+        self._redis.delete(self._workers(model))
+
     def get(self, model: str) -> ModelCard | None:
         """Raises InvalidCard for a card that cannot be read."""
         text = cast("str | None", self._redis.hget(self._key, model))

@@ -143,6 +143,16 @@ def test_cards_stay_when_their_worker_leaves(fake: redis.Redis) -> None:
     assert cards.list() == [CARD]
 
 
+def test_a_card_is_forgotten(fake: redis.Redis, client: JobClient) -> None:
+    cards = Cards(fake, SETTINGS)
+    cards.publish(CARD, "w1")
+    cards.forget(MODEL)
+    assert (cards.list(), cards.workers_of(MODEL)) == ([], [])
+    for refused in (lambda: cards.forget(MODEL), lambda: client.submit(make_job())):
+        with pytest.raises(UnknownModel, match="no worker has served"):
+            refused()
+
+
 def test_a_card_of_a_newer_worker_is_read(fake: redis.Redis) -> None:
     fake.hset("saggar:cards", MODEL, json.dumps({**CARD.model_dump(mode="json"), "colour": "red"}))
     assert Cards(fake, SETTINGS).get(MODEL) == CARD

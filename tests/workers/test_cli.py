@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from click.testing import CliRunner
+from saggar.jobs.cards import Cards
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings
@@ -19,6 +20,8 @@ from saggar.workers.commands.run import next_steps
 from saggar.workers.servers import RedisServer
 from saggar.workers.settings import ENVIRONMENT, WorkerSettings
 from saggar.workers.told import one_line_errors
+
+from tests.jobs.samples import CARD
 
 SAGGAR = [sys.executable, "-m", "saggar.workers.cli"]
 
@@ -298,6 +301,19 @@ def test_the_doctor_warns_of_a_redis_that_can_lose_jobs(
         assert warning not in CliRunner().invoke(cli, arguments).output
         client.config_set(name, value)
         assert warning in CliRunner().invoke(cli, arguments).output
+
+
+def test_a_model_is_forgotten_unless_it_is_served(redis_url: str) -> None:
+    settings = JobSettings(redis_url=redis_url)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        cards = Cards(client, settings)
+        cards.publish(CARD.model_copy(update={"model": "nopo"}), "w1")
+        arguments = ["models", "forget", "nopo", "--redis", redis_url]
+        busy = CliRunner().invoke(cli, arguments)
+        assert "nopo is served by w1: stop that first" in str(busy.exception or busy.output)
+        cards.leave("nopo", "w1")
+        assert "nopo is forgotten" in CliRunner().invoke(cli, arguments).output
+        assert cards.get("nopo") is None
 
 
 def test_what_matches_nothing_says_so(redis_url: str) -> None:

@@ -73,6 +73,23 @@ def served(redis_url: str | None) -> None:
 
 @models.command()
 @click.argument("model")
+@redis_option
+def forget(model: str, redis_url: str | None) -> None:
+    """Take MODEL out of those that jobs may name, such as one that was mistyped.
+
+    Jobs that wait for it go on waiting: see them with `saggar list --state queued`, end them with `saggar cancel`.
+    """
+    settings = job_settings(redis_url)
+    with closing(connect(settings)) as client:
+        cards = Cards(client, settings)
+        if workers := cards.workers_of(model):
+            raise ConfigError(f"{model} is served by {', '.join(workers)}: stop that first")
+        cards.forget(model)
+    click.echo(f"{model} is forgotten; a worker that serves it makes it known again")
+
+
+@models.command()
+@click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="The same, for programs.")
 def inspect(model: str, as_json: bool) -> None:
     """Show what MODEL is, takes and needs, without loading its weights.
