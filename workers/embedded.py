@@ -47,7 +47,9 @@ class EmbeddedCluster:
         with ExitStack() as stack:
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FolderLock(self.folder / "lock"))
-            redis = stack.enter_context(RedisServer(self.folder / "redis"))
+            redis = RedisServer(self.folder / "redis")
+            stack.callback(redis.stop)  # first: whatever interrupts its start
+            redis.start()
             jobs = JobSettings(redis_url=redis.url, record_ttl_s=RECORD_TTL_S)
             # The environment may speak of another cluster: here only flags count.
             self.settings = WorkerSettings.load(

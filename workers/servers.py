@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 import redis
+from saggar.workers.signals import uninterrupted
 
 Kind = Literal["valkey", "redis"]
 CONFIG = """\
@@ -126,15 +127,15 @@ class RedisServer:
         self._write_config()
         log = self.folder / "redis.log"
         binary = os.path.abspath(find_binary(self.kind))
-        with log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [binary, str(self.config.resolve())],
-                cwd=self.folder,  # where its data goes: no path stands in its configuration, to be quoted there
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
-            )
         try:
+            with log.open("ab") as sink, uninterrupted():
+                self._process = subprocess.Popen(
+                    [binary, str(self.config.resolve())],
+                    cwd=self.folder,  # where its data goes: no path stands in its configuration, to be quoted there
+                    stdout=sink,
+                    stderr=sink,
+                    start_new_session=True,
+                )
             self._wait(self._process, time.monotonic() + timeout_s, log)
         except BaseException:
             self.kill()

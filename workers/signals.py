@@ -9,8 +9,13 @@ from __future__ import annotations
 import select
 import signal
 import socket
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalInbox:
@@ -37,3 +42,51 @@ class SignalInbox:
 
     def _count(self, number: int, _frame: FrameType | None) -> None:
         self.seen[number] += 1
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """In the main thread a signal whose handler may raise is held back until the end: a process that was just started
+    is in nobody's hands yet. Not by a mask, which the process would inherit."""
+    held: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        raising = [one for one in _ENDING if callable(signal.getsignal(one))]
+        before = {one: signal.signal(one, lambda number, _frame: held.append(number)) for one in raising}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        if held:
+            signal.raise_signal(held[0])
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends processes came; `number` is which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """In the main thread SIGTERM and SIGHUP, like Ctrl-C, raise: what was started is stopped on the way out. Those that
+    whoever started this process has taken over or ignores (nohup) stay so. Of several the first counts."""
+    mine: list[signal.Signals] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for one in mine:
+            signal.signal(one, signal.SIG_IGN)
+        raise Stopped(number)
+
+    if threading.current_thread() is threading.main_thread():
+        mine += [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in mine:
+        signal.signal(one, stop)
+    try:
+        yield
+    finally:
+        for one in mine:
+            signal.signal(one, signal.SIG_DFL)

@@ -16,6 +16,7 @@ import redis
 from PIL import Image
 from saggar.engine.models.tiny import make_tiny
 from saggar.workers.servers import RedisServer
+from saggar.workers.signals import Stopped, stopped_by_signals
 
 from tests.support.cluster import until
 
@@ -51,10 +52,11 @@ def pictures(folder: Path) -> dict[str, int]:
 
 
 def left_running(folder: Path) -> list[str]:
+    """A Redis server writes its own command line, so it is known by where it runs."""
     mentioned = []
     for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
         line = " ".join(process.info["cmdline"] or [])
-        if str(folder) in line and process.info["pid"] != os.getpid():
+        if str(folder) in f"{line} {process.info['cwd']}" and process.info["pid"] != os.getpid():
             mentioned.append(line)
     return mentioned
 
@@ -250,6 +252,37 @@ def test_two_commands_cannot_share_a_data_folder(tmp_path: Path, noop: Path) -> 
     first.send_signal(signal.SIGINT)
     first.wait(60)
     assert left_running(out) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("moment", [".saggar/redis/redis.conf", ".saggar/worker.log", "*/result.json"])
+def test_whatever_signal_ends_it_leaves_no_server_running(
+    tmp_path: Path, noop: Path, number: signal.Signals, moment: str
+) -> None:
+    """A terminal that is closed, a batch system that ends its job; nohup is heeded."""
+    out, file = tmp_path / "out", prompts(tmp_path / "p.jsonl", 200, sleep_s=0.1)
+    command = [*SAGGAR, "run", str(file), "--model", str(noop), "--to", str(out), "--executor", "local"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until(lambda: list(out.glob(moment)), what=moment)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    # Python itself ends by SIGINT where one came while a data class was being made.
+    assert process.returncode in (128 + number, -signal.SIGINT)
+    assert told.endswith("stopped; the same command goes on where it was\n")
+    assert left_running(out) == []
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_by_signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            with pytest.raises(Stopped, match="SIGTERM"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN, "what is stopped is not interrupted"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from saggar.workers.runs.readers import Columns, check_manifest
 from saggar.workers.runs.report import HTML_NAME as REPORT
 from saggar.workers.runs.sheet import NAME as SHEET
 from saggar.workers.runs.unread import in_words
+from saggar.workers.signals import Stopped, stopped_by_signals
 from saggar.workers.uploads import workers_store
 
 
@@ -50,7 +52,7 @@ def run(manifest: Path, **options: object) -> None:
     ask.flags.expansion(ask.name, "")  # what is wrong with flags is told before anything starts
     console = Console(stderr=True)
     try:
-        with ExitStack() as stack:
+        with stopped_by_signals(), ExitStack() as stack:
             place = stack.enter_context(
                 open_place(ask.redis_url, ask.target, ask.model, ask.data, ask.worker)
             )
@@ -66,9 +68,9 @@ def run(manifest: Path, **options: object) -> None:
             began = time.monotonic()
             ended = session.follow(registered)
             session.report(registered, ended, time.monotonic() - began)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         console.print(f"stopped; {_after_interrupt(ask)}")
-        sys.exit(130)
+        sys.exit(128 + (interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT))
     sys.exit(0 if ended.state == "done" and not (ended.failed or ended.cancelled) else 1)
 
 
