@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,7 @@ class EmbeddedCluster:
     flags: dict[str, object]
     settings: WorkerSettings = field(init=False)
     worker: subprocess.Popen[bytes] = field(init=False)
+    redis: RedisServer = field(init=False)
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
     _log_began: int = field(default=0, init=False, repr=False)
 
@@ -47,10 +49,10 @@ class EmbeddedCluster:
         with ExitStack() as stack:
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FolderLock(self.folder / "lock"))
-            redis = RedisServer(self.folder / "redis")
-            stack.callback(redis.stop)  # first: whatever interrupts its start
-            redis.start()
-            jobs = JobSettings(redis_url=redis.url, record_ttl_s=RECORD_TTL_S)
+            self.redis = RedisServer(self.folder / "redis")
+            stack.callback(self.redis.stop)  # first: whatever interrupts its start
+            self.redis.start()
+            jobs = JobSettings(redis_url=self.redis.url, record_ttl_s=RECORD_TTL_S)
             # The environment may speak of another cluster: here only flags count.
             self.settings = WorkerSettings.load(
                 {"spool": self.folder / "spool", **self.flags, "jobs": jobs}, environ={}
@@ -90,6 +92,11 @@ class EmbeddedCluster:
             )
 
     def _stop_worker(self) -> None:
+        while self.redis.ended and self.worker.poll() is None:
+            # Nothing can be given back any more, and it would try to for all of its time: it is interrupted twice.
+            self.worker.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.worker.wait(0.5)
         self.worker.terminate()
         try:
             self.worker.wait(self.settings.grace_s + 5)

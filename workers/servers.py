@@ -116,6 +116,18 @@ class RedisServer:
             raise ServerError("the server is not running")
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether the server has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def check(self) -> None:
+        """Raises ServerError with the log's last line when the server has ended by itself."""
+        if self.ended:
+            log = self.folder / "redis.log"
+            said = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise ServerError(f"the Redis server ended (its log is {log}): {said[-300:]}")
+
     def start(self, timeout_s: float = 20.0) -> Self:
         """Starts the server and waits until it answers.
 
@@ -193,7 +205,7 @@ class RedisServer:
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
-        self._process.send_signal(number)
+        self._process.send_signal(number)  # nothing happens to one that has ended
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

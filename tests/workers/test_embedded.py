@@ -272,6 +272,25 @@ def test_whatever_signal_ends_it_leaves_no_server_running(
     assert left_running(out) == []
 
 
+def test_a_queue_that_ends_is_told_and_not_waited_for(tmp_path: Path, noop: Path) -> None:
+    """Of a full disk: Redis ends when it cannot write. The same command goes on."""
+    out, file = tmp_path / "out", prompts(tmp_path / "p.jsonl", 30, sleep_s=0.05)
+    command = [*SAGGAR, "run", str(file), "--model", str(noop), "--to", str(out), "--executor", "local"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until(lambda: len(pictures(out)) >= 1, what="a picture")
+    (server,) = (
+        one for one in psutil.Process(process.pid).children() if one.cwd() == str(out / ".saggar/redis")
+    )
+    server.kill()
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert f"saggar: the Redis server ended (its log is {out}/.saggar/redis/redis.log): " in told
+    assert left_running(out) == []
+    again = run(file, noop, out)
+    assert again.returncode == 0, again.stderr
+    assert "30 succeeded" in again.stderr
+
+
 def test_a_signal_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

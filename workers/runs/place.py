@@ -64,6 +64,7 @@ def open_place(
         cluster = stack.enter_context(EmbeddedCluster(data or _data_folder(target), flags))
 
         def alive() -> None:
+            cluster.redis.check()
             if cluster.worker.poll() is not None:
                 raise WorkerEnded(f"the worker ended (its log is {cluster.log}): {cluster.last_words()}")
 
