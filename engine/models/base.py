@@ -59,8 +59,8 @@ class Family(ABC, Generic[T, P, S]):
     """Tasks that take pictures with their transparency, H×W×4; all others get H×W×3."""
     batch_fields: ClassVar[tuple[str, ...]]
     uses_torch: ClassVar[bool] = True
-    sequence_plan: ClassVar[SequencePlan | None] = None
-    """How ranks share one sequence; without it they cannot."""
+    sequence_plan: SequencePlan | None = None
+    """How ranks share one sequence; without it they cannot. A checkpoint may have none of its class's."""
     masks: ClassVar[Mapping[str, Literal["none", "keys", "any"]]] = {}
     """What masks the attention sites of a role get, where they get any."""
     spreads: ClassVar[bool] = True

@@ -85,7 +85,7 @@ class SDXL(FromImage[SDXLParams]):
     pipelines: ClassVar = {"inpaint": "StableDiffusionXLInpaintPipeline"}
     batch_fields = ("height", "width")
     # Attentions and feed-forwards are shared by pixels at each level; convolutions, which mix neighbours, are not.
-    sequence_plan = SequencePlan(
+    sequence_plan: SequencePlan | None = SequencePlan(
         {f"{place}.transformer_blocks.*.attn1": ("image",) for place in ATTENTIONS}
         | {f"{place}.transformer_blocks.*.attn2": () for place in ATTENTIONS},
         splits={f"{place}.proj_in": {"input": Split(1, stream="image")} for place in ATTENTIONS},
@@ -97,6 +97,8 @@ class SDXL(FromImage[SDXLParams]):
         self._painter = checkpoint.config("unet").get("in_channels") == PAINTER
         if self._painter:
             self.tasks = ("inpaint",)
+        if not checkpoint.config("unet").get("use_linear_projection"):
+            self.sequence_plan = None  # its projections are convolutions of whole pictures
         # A distilled UNet takes the guidance as an embedding and needs no second forward.
         self._embedded = checkpoint.config("unet").get("time_cond_proj_dim") is not None
 

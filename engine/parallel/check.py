@@ -17,7 +17,7 @@ class Spreadable(Protocol):
     uses_torch: ClassVar[bool]
     spreads: ClassVar[bool]
     graphs: ClassVar[bool]
-    sequence_plan: ClassVar[SequencePlan | None]
+    sequence_plan: SequencePlan | None
 
 
 def check_start(config: EngineConfig, family: Spreadable) -> None:

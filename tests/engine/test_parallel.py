@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,6 +238,18 @@ def test_a_family_without_a_plan_shares_no_sequence(
     with pytest.raises(Unsupported, match=words) as caught:
         make_engine("sdxl", executor="multiproc", ulysses=2)
     assert "What goes together:" in str(caught.value)
+
+
+def test_a_unet_whose_projections_are_convolutions_shares_no_sequence(
+    make_engine: MakeEngine, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(models("sdxl"), tmp_path / "sdxl"))
+    path = folder / "unet" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_linear_projection": False}))
+    with pytest.raises(
+        Unsupported, match="sdxl has no sequence plan and cannot share a sequence over ring=2"
+    ):
+        make_engine(model=str(folder), executor="multiproc", ring=2)
 
 
 def test_ranks_are_as_many_as_the_degrees_make() -> None:
