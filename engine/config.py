@@ -17,8 +17,6 @@ ExecutorKind = Literal["multiproc", "local"]
 Mode = Literal["request_batch", "step_batch"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Pixels = Literal["uint8", "float32"]
-
-
 _TIMES = ("admission_wait_s", "admission_quiet_s", "reservation_hold_s", "age_bound_s", "warmup_limit_s")
 
 

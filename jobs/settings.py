@@ -24,6 +24,8 @@ DAY_S = 24 * 3600
 ENV_PREFIX = "SAGGAR_"
 _SCHEMES = ("redis", "rediss", "unix")
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{0,64}")
+_TOP = re.compile(r"^\w+")
+"""The field of a path such as `warmup[0].rows`."""
 _RETRIES = 3
 Lifetime = Annotated[int, Field(ge=1, le=3650 * DAY_S)]
 """Seconds; what is longer than ten years Redis may refuse, and a script that began is not taken back."""
@@ -110,7 +112,8 @@ class JobSettings(BaseModel):
 def wrong_setting(error: ValidationError, fields: Iterable[str], names: Mapping[str, str]) -> ConfigError:
     """One line for the first of pydantic's errors; `names`: what it calls a field whose value came from elsewhere."""
     line = one_line(error, {"": fields}, top="settings")
-    return ConfigError(str(InvalidJob(names.get(line.field, line.field), line.message, line.allowed)))
+    field = _TOP.sub(lambda top: names.get(top[0], top[0]), line.field)
+    return ConfigError(str(InvalidJob(field, line.message, line.allowed)))
 
 
 def connect(settings: JobSettings) -> redis.Redis:

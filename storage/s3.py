@@ -318,7 +318,7 @@ class S3Storage:
 
     def _call(self, what: str, call: Callable[[], Result]) -> Result:
         def once() -> Result:
-            with _translated(what or f"s3://{self._bucket}"):
+            with _translated(what):
                 return call()
 
         return retrying(once, lambda failures: failures < self._settings.attempts, backoff=Backoff())

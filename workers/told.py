@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import click
 
@@ -49,6 +50,6 @@ def _ours() -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
-def _end(line: str) -> None:
+def _end(line: str) -> NoReturn:
     click.secho(f"saggar: {line}", fg="red", err=True)
     sys.exit(2)

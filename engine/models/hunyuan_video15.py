@@ -100,7 +100,6 @@ class HunyuanVideo15(VideoFamily[HunyuanVideo15Params]):
         },
         gathers={"proj_out": Gather(1)},
     )
-    graphs = False
     masks: ClassVar = {"joint": "keys", "refiner": "any"}
     readers = ("tokenizer",)
     batch_fields = ("height", "width", "num_frames")

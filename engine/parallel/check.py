@@ -26,7 +26,7 @@ def check_start(config: EngineConfig, family: Spreadable) -> None:
     if config.cuda_graphs and not family.graphs:
         raise Unsupported(
             f"cuda_graphs: {family.name}'s forward reads from the GPU what it decides by, and cannot be recorded: "
-            "leave it out; compile goes"
+            "leave it out; compile works"
         )
     if degrees.size > 1 and not family.spreads:
         raise refuse(

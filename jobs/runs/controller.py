@@ -139,9 +139,8 @@ class Controller:
                 after = min(after, n)
                 continue
             entries.append((job.id, n))
-            if (
-                isinstance(outcome, Submitted) and outcome.id != job.id
-            ):  # of an older plan, whose rows had such keys
+            if isinstance(outcome, Submitted) and outcome.id != job.id:
+                # Of an older plan, whose rows had keys of their own.
                 outcome = Conflict("idempotency_key", outcome.id, "id")  # noqa: PLW2901
             if isinstance(outcome, SaggarError):
                 refused.append(Settled(n, job.id, "f", kind="refused", message=str(outcome)[:500]))

@@ -242,6 +242,8 @@ class Packer:
             "versions": side.get("versions", {}),
             "request": side.get("request", {}),  # enough to make it again: saggar verify --regenerate
         }
+        if "unread" in side:
+            metadata["unread"] = side["unread"]
         if job.negative_prompt is not None:
             metadata["negative_prompt"] = job.negative_prompt
         if job.tags:

@@ -21,8 +21,9 @@ from saggar.engine.params import Narrowing
 from saggar.engine.request import JsonValue
 
 LARGE_BYTES = 1 << 20
-"""Of files above it a revision is made of their start and end, so many bytes of each:"""
+"""Larger files count for a revision by their start and end alone."""
 SAMPLE_BYTES = 1 << 16
+"""So many bytes of each."""
 _LONGEST_NAME = 100
 
 

@@ -109,7 +109,7 @@ def _wanted(name: str, folder: Path) -> dict[str, int]:
 
 
 def _read(name: str, commit: str, file: str, first: int, end: int) -> bytes:
-    """A part of a file on the hub."""
+    """Bytes `[first, end)` of a file on the hub. Unsupported: it gives no parts."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,

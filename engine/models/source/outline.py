@@ -16,7 +16,7 @@ from saggar.engine.models.source.weights import LONGEST_HEADER
 
 AT_ONCE = 8
 Read = Callable[[str, int, int], bytes]
-"""Bytes of a file by its name, from the first to before the last place."""
+"""Bytes `[first, end)` of a file by its name: `read(name, first, end)`."""
 
 
 def write_outline(folder: Path, sizes: Mapping[str, int], read: Read) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import tarfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from saggar.jobs.record import JobRecord, JobResult, Times, Unread
@@ -117,6 +120,18 @@ ROWS: list[dict[str, object]] = [
 SAID = "2 rows have a text that is longer than the model reads (2 tokens), and the rest is not seen: "
 
 
+def unread_samples(out: Path) -> Iterator[dict[str, Any]]:
+    """Metadata of the samples in shards that have a text which is too long."""
+    for shard in out.glob("p/data/*.tar"):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                data = tar.extractfile(member)
+                if member.name.endswith(".json") and data is not None:
+                    told = json.load(data)
+                    if "unread" in told:
+                        yield told
+
+
 @pytest.mark.parametrize("format_", ["objects", "webdataset"])
 def test_a_run_says_it_at_its_end(tmp_path: Path, noop: Path, format_: str) -> None:
     out = tmp_path / "out"
@@ -129,6 +144,8 @@ def test_a_run_says_it_at_its_end(tmp_path: Path, noop: Path, format_: str) -> N
     lines = [json.loads(line) for line in (out / "_runs/p/unread.jsonl").read_text().splitlines()]
     found = {line["job"].rpartition("-")[0]: line["unread"][0]["tokens"] for line in lines}
     assert found == {"long": 3, "longer": 4}
+    packed = {told["job"].rpartition("-")[0]: told["unread"][0]["tokens"] for told in unread_samples(out)}
+    assert packed == (found if format_ == "webdataset" else {})
     assert is_clean(open_storage(str(out)))
     note = out / "_runs/p/unread/00000001-0123abcd.jsonl"  # as a run that goes on has some
     note.write_bytes((out / "_runs/p/unread.jsonl").read_bytes())
