@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def through(url: str, folder: Path, count: int, side: int | None, flags: tuple[str, ...]) -> tuple[str, str]:
-    """Jobs a second from the first start to the last record; processor time of the worker and its decoders a job."""
+    """Jobs a second between the first record and the last; processor time a job, of the worker and its decoders."""
     noop, store = noop_model(folder / "noop"), folder / "store"
     with JobClient(url) as client:
         publish(client, noop)
@@ -95,7 +95,7 @@ def jobs(count: int, side: int | None, store: Path) -> Iterator[dict[str, object
 
 
 def seconds_of(processes: list[psutil.Process]) -> float:
-    """Processor time until now, of those that live."""
+    """Processor time in seconds until now, of those that live."""
     return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 

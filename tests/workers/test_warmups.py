@@ -56,8 +56,8 @@ def test_kinds_are_written_as_one_text_or_several(text: str, kinds: tuple[WarmUp
         ("height=1,height=2", "--warmup: 'height=1,height=2' is no kind"),
         ("height=1;", "--warmup: '' is no kind"),
         ("rows=2;none", "--warmup: 'none' is no kind"),
-        ("rows=0", "warmup[0].rows: 0 is too small (allowed: >= 1)"),
-        ("height=1;rows=many", "warmup[1].rows: has the wrong type (allowed: an integer)"),
+        ("rows=0", "--warmup[0].rows: 0 is too small (allowed: >= 1)"),
+        ("height=1;rows=many", "--warmup[1].rows: has the wrong type (allowed: an integer)"),
         ("height=null", "--warmup: height is null (allowed: a number, true, false or a text)"),
     ],
 )
