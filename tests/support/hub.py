@@ -28,7 +28,7 @@ class Hub:
         self.served: list[str] = []
         self.parts: list[tuple[str, int]] = []
         self.tokens: set[str | None] = set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -57,88 +57,89 @@ class Hub:
         self._thread.join()
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(body=True)
+class _Handler(BaseHTTPRequestHandler):
+    """Answers for one hub; a class for each, for the server makes its objects."""
 
-        def do_HEAD(self) -> None:
-            self._answer(body=False)
+    hub: Hub
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Silence."""
+    def do_GET(self) -> None:
+        self._answer(body=True)
 
-        def _answer(self, body: bool) -> None:
-            hub.tokens.add(self.headers.get("Authorization"))
-            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-            api = parts[:2] == ["api", "models"]
-            name = "/".join(parts[2:4] if api else parts[:2])
-            rest = parts[4:] if api else parts[2:]
-            if hub.refuse:
-                self._refuse(*hub.refuse)
-            elif name not in hub.folders:
-                self._refuse(404, "RepoNotFound")
-            elif rest[1] not in ("main", hub.commit(name)):
-                self._refuse(404, "RevisionNotFound")
-            elif api:
-                self._json(self._info(name, rest[0]))
-            else:
-                self._file(name, "/".join(rest[2:]), body)
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
 
-        def _info(self, name: str, what: str) -> object:
-            folder = hub.folders[name]
-            if what == "revision":
-                siblings = [
-                    {"rfilename": path.relative_to(folder).as_posix(), "size": path.stat().st_size}
-                    for path in hub.files(name)
-                ]
-                return {"id": name, "sha": hub.commit(name), "siblings": siblings}
-            return [
-                {
-                    "type": "file",
-                    "path": path.relative_to(folder).as_posix(),
-                    "size": path.stat().st_size,
-                    "oid": _etag(path),
-                }
-                for path in hub.files(name)
+    def log_message(self, format: str, *args: object) -> None:
+        """Silence."""
+
+    def _answer(self, body: bool) -> None:
+        self.hub.tokens.add(self.headers.get("Authorization"))
+        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        api = parts[:2] == ["api", "models"]
+        name = "/".join(parts[2:4] if api else parts[:2])
+        rest = parts[4:] if api else parts[2:]
+        if self.hub.refuse:
+            self._refuse(*self.hub.refuse)
+        elif name not in self.hub.folders:
+            self._refuse(404, "RepoNotFound")
+        elif rest[1] not in ("main", self.hub.commit(name)):
+            self._refuse(404, "RevisionNotFound")
+        elif api:
+            self._json(self._info(name, rest[0]))
+        else:
+            self._file(name, "/".join(rest[2:]), body)
+
+    def _info(self, name: str, what: str) -> object:
+        folder = self.hub.folders[name]
+        if what == "revision":
+            siblings = [
+                {"rfilename": path.relative_to(folder).as_posix(), "size": path.stat().st_size}
+                for path in self.hub.files(name)
             ]
+            return {"id": name, "sha": self.hub.commit(name), "siblings": siblings}
+        return [
+            {
+                "type": "file",
+                "path": path.relative_to(folder).as_posix(),
+                "size": path.stat().st_size,
+                "oid": _etag(path),
+            }
+            for path in self.hub.files(name)
+        ]
 
-        def _file(self, name: str, file: str, body: bool) -> None:
-            path = hub.folders[name] / file
-            if not path.is_file():
-                self._refuse(404, "EntryNotFound")
-                return
-            data = path.read_bytes()
-            wish = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "") if hub.ranges else "")
+    def _file(self, name: str, file: str, body: bool) -> None:
+        path = self.hub.folders[name] / file
+        if not path.is_file():
+            self._refuse(404, "EntryNotFound")
+            return
+        data = path.read_bytes()
+        wish = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "") if self.hub.ranges else "")
+        if wish:
+            data = data[int(wish[1]) : int(wish[2]) + 1]
+        self.send_response(206 if wish else 200)
+        self.send_header("X-Repo-Commit", self.hub.commit(name))
+        self.send_header("ETag", f'"{_etag(path)}"')
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
             if wish:
-                data = data[int(wish[1]) : int(wish[2]) + 1]
-            self.send_response(206 if wish else 200)
-            self.send_header("X-Repo-Commit", hub.commit(name))
-            self.send_header("ETag", f'"{_etag(path)}"')
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if body:
-                if wish:
-                    hub.parts.append((file, len(data)))
-                else:
-                    hub.served.append(file)
-                self.wfile.write(data)
-
-        def _json(self, content: object) -> None:
-            data = json.dumps(content).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
+                self.hub.parts.append((file, len(data)))
+            else:
+                self.hub.served.append(file)
             self.wfile.write(data)
 
-        def _refuse(self, status: int, code: str) -> None:
-            self.send_response(status)
-            self.send_header("X-Error-Code", code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def _json(self, content: object) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
-    return Handler
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
 
 def _etag(path: Path) -> str:

@@ -10,6 +10,7 @@ from saggar.engine.models.registry import open_family
 from saggar.jobs.cards import Cards, ModelCard
 from saggar.jobs.client import JobClient
 from saggar.jobs.settings import connect
+from saggar.workers.runs.manifest import Manifest
 from saggar.workers.translate import to_card
 
 from tests.support.cluster import WorkerProcess, noop_model
@@ -20,6 +21,12 @@ StartWorker = Callable[..., WorkerProcess]
 @pytest.fixture
 def noop(tmp_path: Path) -> Path:
     return noop_model(tmp_path / "noop")
+
+
+@pytest.fixture
+def manifest() -> Iterator[Manifest]:
+    with Manifest() as manifest:
+        yield manifest
 
 
 @pytest.fixture
