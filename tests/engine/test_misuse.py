@@ -20,6 +20,7 @@ from saggar.engine import (
     InvalidRequest,
     RowFailed,
     Unsupported,
+    WorkerDied,
 )
 from saggar.engine.config import Nodes, Patience, WarmUp
 from saggar.engine.request import Request
@@ -158,7 +159,7 @@ def test_a_rank_that_cannot_read_a_message_ends(
     monkeypatch.setattr(sys.modules["__main__"], "Count", Count, raising=False)
     engine = make_engine(executor="multiproc", worker_extension=ECHO, patience=Patience(backoff_s=0.05))
     (pid,) = engine.health().pids
-    with pytest.raises(Exception, match="exit status 1"):
+    with pytest.raises(WorkerDied, match="exit status 1"):
         engine.call("twice", Count(2), timeout_s=20)
     eventually(lambda: not alive(pid))
     assert engine.call("twice", 4, timeout_s=20) == [8]
