@@ -208,9 +208,10 @@ class WorkerSettings(BaseModel):
     @field_validator("node_address")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
-        host, _, port = (value or "h:1").rpartition(":")
-        if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
-            raise ValueError("is no address (allowed: host:port)")
+        if value is not None:
+            host, _, port = value.rpartition(":")
+            if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
+                raise ValueError("is no address (allowed: host:port)")
         return value
 
     @model_validator(mode="after")

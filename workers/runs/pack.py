@@ -216,12 +216,7 @@ class Packer:
 
     def _sample(self, key: str, made: Made, outputs: Sequence[ManifestOutput], record: JobRecord) -> Sample:
         """Of one output: its file, or its frames or layers, the first of which the metadata describes."""
-        files = {}
-        for one in outputs:
-            data = made.storage.get(one.key)
-            if hashlib.sha256(data).hexdigest() != one.sha256:
-                raise Conflict(f"{one.key} holds other bytes than its manifest says")
-            files[_extension(one)] = data
+        files = {_extension(one): _read(made, one) for one in outputs}
         output = outputs[0]
         side = _sidecar(made, output.sidecar) if output.sidecar else {}
         job = record.job
@@ -270,11 +265,16 @@ class Packer:
 
 
 def _sidecar(made: Made, file: ManifestFile) -> dict[str, dict[str, JsonValue]]:
-    """Raises NotFound, Conflict."""
+    """Raises as `_read`."""
+    return cast("dict[str, dict[str, JsonValue]]", json.loads(_read(made, file)))
+
+
+def _read(made: Made, file: ManifestFile) -> bytes:
+    """Raises NotFound; Conflict for other bytes than the manifest says."""
     data = made.storage.get(file.key)
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise Conflict(f"{file.key} holds other bytes than its manifest says")
-    return cast("dict[str, dict[str, JsonValue]]", json.loads(data))
+    return data
 
 
 def _extension(output: ManifestOutput) -> str:
