@@ -102,7 +102,11 @@ def test_submit_many_refuses_chunks_that_would_send_nothing(client: JobClient, c
         list(client.submit_many([make_job()], chunk=chunk))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("one", [make_job(), make_job().to_json(), b"{}", {"model": MODEL, "prompt": "x"}])
+@pytest.mark.parametrize(
+    "one",
+    [make_job(), make_job().to_json(), b"{}", {"model": MODEL, "prompt": "x"}],
+    ids=["job", "JSON", "bytes", "dictionary"],
+)
 def test_submit_many_refuses_one_job(client: JobClient, one: object) -> None:
     with pytest.raises(InvalidJob, match=r"^jobs: .+ \(allowed: several jobs; submit takes one\)$"):
         list(client.submit_many(one))  # type: ignore[arg-type]
