@@ -191,4 +191,4 @@ def revive(site: Site, job_id: str) -> None:
     assert again.exit_code == 0, again.output
     (record,) = site.wait([job_id])
     assert record.state == "succeeded"
-    assert CliRunner().invoke(cli, ["dead", "list", *options]).output == ""
+    assert CliRunner().invoke(cli, ["dead", "list", *options]).stdout == ""
