@@ -8,22 +8,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from saggar.jobs.errors import ConfigError
-from saggar.storage.base import ObjectInfo
 from saggar.workers import model_cache, model_source
 from saggar.workers.cli import cli
 from saggar.workers.model_cache import held, states
 from saggar.workers.model_source import local_model
 from saggar.workers.settings import WorkerSettings, cache_settings
 
-KB = 1024
+from tests.support.bucket import KB, Bucket
+
 INDEX = json.dumps({"_class_name": "NoopPipeline", "unet": ["diffusers", "UNet"]}).encode()
 SHARED = b"s" * (20 * KB)
 HOLD = """
@@ -36,43 +34,12 @@ with using(Path(sys.argv[1]), sys.argv[2]):
 """
 
 
-class Folder:
-    """An S3 folder."""
-
-    def __init__(self, url: str, files: dict[str, bytes]) -> None:
-        self.url = url
-        self.files = files
-        self.broken = False
-
-    def _info(self, key: str) -> ObjectInfo:
-        data = self.files[key]
-        return ObjectInfo(key, len(data), hashlib.md5(data).hexdigest(), datetime.now(UTC))
-
-    def list(self, _: str) -> Iterator[ObjectInfo]:
-        return map(self._info, self.files)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._info(key)
-
-    def get(self, key: str) -> bytes:
-        return self.files[key]
-
-    def read(self, key: str, start: int, _: str) -> Iterator[bytes]:
-        yield self.files[key][start : start + KB]
-        if self.broken:
-            raise OSError("the line is cut")
-        yield self.files[key][start + KB :]
-
-    def close(self) -> None:
-        pass
-
-
 class Cache:
     """A cache, and the S3 that it is filled from: models of 30 KB and a little, of which `shared` is in several."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.store: dict[str, Folder] = {}
+        self.store: dict[str, Bucket] = {}
         self.told: list[str] = []
 
     def add(self, name: str, size: int = 30 * KB, shared: bytes | None = None) -> None:
@@ -83,7 +50,7 @@ class Cache:
         if shared is not None:
             files["unet/extra.json"] = shared
         url = f"s3://bucket/{name.partition('@')[0]}"
-        self.store[url] = Folder(url, files)
+        self.store[url] = Bucket(url, files)
 
     def get(self, name: str, limit: int | None = 100 * KB) -> Path:
         with local_model(f"s3://bucket/{name}", self.root, self.told.append, limit) as folder:

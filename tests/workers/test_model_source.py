@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import random
@@ -11,9 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +21,6 @@ from saggar.engine.models.inspection import inspect_model
 from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.settings import JobSettings
-from saggar.storage.base import ObjectInfo
 from saggar.storage.errors import InvalidKey, StorageRefused
 from saggar.storage.s3 import S3Storage
 from saggar.workers import model_source
@@ -32,6 +28,7 @@ from saggar.workers.cli import cli
 from saggar.workers.model_source import local_model
 from saggar.workers.settings import WorkerSettings, public_name
 
+from tests.support.bucket import Bucket
 from tests.support.weed import S3Server
 from tests.workers.conftest import StartWorker
 
@@ -231,40 +228,16 @@ def test_inspecting_fetches_no_weights(
     assert "whose weights were not fetched" in plain
 
 
-class Listing:
-    """A store that lists what it likes."""
-
-    url = "s3://bucket/paint"
-    files: ClassVar = {
+def test_no_name_in_a_store_leads_out_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
         "../../outside.txt": b"a b",  # needed, says the pattern, and its content is there already
         "model_index.json": json.dumps(INDEX | {"more": "*"}).encode(),
         "tokenizer/merges.txt": b"a b",
     }
-
-    def _info(self, key: str) -> ObjectInfo:
-        data = self.files[key]
-        return ObjectInfo(key, len(data), hashlib.md5(data).hexdigest(), datetime.now(UTC))
-
-    def list(self, _: str) -> Iterator[ObjectInfo]:
-        return map(self._info, self.files)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._info(key)
-
-    def get(self, key: str) -> bytes:
-        return self.files[key]
-
-    def read(self, key: str, start: int, _: str) -> Iterator[bytes]:
-        yield self.files[key][start:]
-
-    def close(self) -> None:
-        pass
-
-
-def test_no_name_in_a_store_leads_out_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_source, "open_storage", lambda _: Listing())
+    store = Bucket("s3://bucket/paint", files)
+    monkeypatch.setattr(model_source, "open_storage", lambda _: store)
     with pytest.raises(InvalidKey, match=r"'\.\.' in '\.\./\.\./outside\.txt'"):
-        fetched(Listing.url, tmp_path / "cache")
+        fetched(store.url, tmp_path / "cache")
     assert not (tmp_path / "cache" / "outside.txt").exists()
 
 
