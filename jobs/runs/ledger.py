@@ -203,10 +203,14 @@ class RunLedger:
         """Raises LeaseLost."""
         self._held("settle", name, token, json.dumps([one.stored() for one in settled]))
 
-    def pack(self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p") -> None:
-        """These done rows are in a shard now; with ".", what they made is gone and is made again. Raises LeaseLost."""
+    def pack(self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p") -> list[int]:
+        """These done rows are in a shard now; with ".", what they made is gone and is made again. Those of them that
+        were done and in no shard: nothing happened to the others. Raises LeaseLost."""
+        moved: list[int] = []
         for first in range(0, len(numbers), 1000):
-            self._held("pack", name, token, to, *numbers[first : first + 1000])
+            answer = self._held("pack", name, token, to, *numbers[first : first + 1000])
+            moved += [int(n) for n in cast("list[str]", answer)]
+        return moved
 
     def void(self, name: str) -> int:
         """Of a cancelled run: rows that were never queued are cancelled; how many."""

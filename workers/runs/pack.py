@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import cast
 
 from pydantic import JsonValue
@@ -76,24 +76,27 @@ class Packer:
         self._target, self._folder, self._outputs, self._pool = target, folder, outputs, pool
         self._writer: ShardWriter | None = None
         self._shards = 0
-        self._todo: list[Done] = []
+        self._todo: dict[int, Done] = {}
+        """By number: the rows that a start finds may have been taken already, and those that Redis went away before
+        they were settled are taken twice."""
         self._waiting: dict[int, Waiting] = {}
         self._lost: Counter[int] = Counter()
         self._again: set[int] = set()
 
     def take(self, rows: Sequence[Done]) -> None:
         """Rows that are about to be settled as done: packed at the next `tend`."""
-        self._todo += rows
+        self._todo |= {row.n: row for row in rows}
         self._again.difference_update(row.n for row in rows)
 
     def tend(self) -> None:
         """Packs what there is. Raises StorageUnavailable: call it again, nothing is lost."""
         if self._writer is None:
             self._writer = self._open()
-            self._todo = [*self._left(), *self._todo]
-        while part := self._todo[:_CHUNK]:
+            self._todo = {row.n: row for row in self._left()} | self._todo
+        while part := list(islice(self._todo.values(), _CHUNK)):
             self._add(part)
-            del self._todo[: len(part)]
+            for row in part:
+                del self._todo[row.n]
             self._mark()
 
     def complete(self, *, success: bool) -> int | None:
@@ -101,7 +104,7 @@ class Packer:
         shards there are; None when pictures were lost, and their rows wait to be made again."""
         lost = self._lost.total()
         self.tend()
-        self._todo += [row for row in self._left() if row.n not in self._waiting]
+        self._todo |= {row.n: row for row in self._left() if row.n not in self._waiting}
         self.tend()
         if self._lost.total() > lost:
             return None
@@ -169,14 +172,16 @@ class Packer:
         would be found again as they are. Raises Conflict for what is lost again and again."""
         if not lost:
             return
-        self._lost.update(lost.keys())
-        self._again.update(lost)
-        if worst := [n for n in lost if self._lost[n] > _MOST_LOST]:
+        if worst := [n for n in lost if self._lost[n] == _MOST_LOST]:
             raise Conflict(f"the pictures of row {worst[0]} were made {_MOST_LOST} times, and are gone again")
-        log.warning("run %s: pictures of %d rows are lost, and made again", self._spec.name, len(lost))
         runs, name = self._controller.runs, self._spec.name
-        runs.pack(name, self._controller.token, list(lost), ".")  # first: after a crash they are found again
-        records = [record for of_row in lost.values() for record in of_row if record is not None]
+        # First: after a crash they are found again. Whatever is not done any more is not taken from.
+        moved = runs.pack(name, self._controller.token, list(lost), ".")
+        self._lost.update(moved)
+        self._again.update(moved)
+        if moved:
+            log.warning("run %s: pictures of %d rows are lost, and made again", name, len(moved))
+        records = [record for n in moved for record in lost[n] if record is not None]
         for record in records:
             self._forget_result(record)
         for part in chunks([record.id for record in records], 500):

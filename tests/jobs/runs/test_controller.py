@@ -273,8 +273,9 @@ def test_done_rows_are_packed_in_letters(fake: redis.Redis) -> None:
     bench.finish(controller)
     controller.claim()
     assert list(bench.runs.rows_in(NAME, "d")) == list(range(6))
-    bench.runs.pack(NAME, controller.token, [1, 4])
+    assert bench.runs.pack(NAME, controller.token, [1, 4]) == [1, 4]
     assert bench.runs.rows(NAME, 0, 6) == "dpddpd"
-    bench.runs.pack(NAME, controller.token, [0], ".")
+    assert bench.runs.pack(NAME, controller.token, [0, 1, 6], ".") == [0], "what is in a shard stays there"
+    assert bench.runs.rows(NAME, 0, 6) == ".pddpd"
     run: Run = bench.runs.get(NAME)
     assert (run.done, run.cursor) == (5, 0)

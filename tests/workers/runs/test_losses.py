@@ -18,9 +18,11 @@ from saggar.workers.runs.finish import RunFinisher, staging
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.launch import Flags
 from saggar.workers.runs.manifest import Manifest
+from saggar.workers.runs.pack import SHOWN
 from saggar.workers.runs.place import CardDesk
 from saggar.workers.runs.readers import Columns
 
+from tests.support.cluster import until
 from tests.workers.conftest import StartWorker
 from tests.workers.runs.support import is_clean, packed
 
@@ -53,16 +55,16 @@ def target(tmp_path: Path) -> Iterator[Storage]:
     storage.close()
 
 
-def run_it(
+def plan_it(
     client: JobClient,
     connection: redis.Redis,
     target: Storage,
     tmp_path: Path,
-    lose: Callable[[Sequence[Ended]], None],
     form: str = "webdataset",
-) -> Run:
+    rows: int = ROWS,
+) -> RunSpec:
     file = tmp_path / "p.jsonl"
-    file.write_text("".join(json.dumps({"prompt": f"p{i}", "seed": i}) + "\n" for i in range(ROWS)))
+    file.write_text("".join(json.dumps({"prompt": f"p{i}", "seed": i}) + "\n" for i in range(rows)))
     prefix = staging(NAME) if form != "objects" else ""
     with Manifest() as manifest:
         manifest.read(file, Flags().expansion(NAME, "noop", prefix), Columns(), CardDesk(client.settings))
@@ -78,10 +80,21 @@ def run_it(
                 "shard_count": 7 if form != "objects" else None,
             }
         )
-        folder = RunFolder(target, NAME)
-        folder.write_plan(spec, manifest.lines())
+        RunFolder(target, NAME).write_plan(spec, manifest.lines())
         RunLedger(connection, client.settings).open(spec)
+    return spec
+
+
+def finish_it(
+    client: JobClient,
+    connection: redis.Redis,
+    target: Storage,
+    spec: RunSpec,
+    lose: Callable[[Sequence[Ended]], None] = Losing.lose,
+) -> Run:
+    folder = RunFolder(target, NAME)
     controller = Controller(NAME, client, connection, folder)
+    controller.claim(force=True)
     finisher = Losing(spec, client, controller, target, folder)
     finisher.lose = lose
     controller.finisher = finisher
@@ -89,6 +102,17 @@ def run_it(
         return drive(controller)
     finally:
         finisher.close()
+
+
+def run_it(
+    client: JobClient,
+    connection: redis.Redis,
+    target: Storage,
+    tmp_path: Path,
+    lose: Callable[[Sequence[Ended]], None],
+    form: str = "webdataset",
+) -> Run:
+    return finish_it(client, connection, target, plan_it(client, connection, target, tmp_path, form), lose)
 
 
 def files(store: Path, one: Ended, pattern: str) -> list[Path]:
@@ -156,3 +180,52 @@ def test_a_contact_sheet_lacks_what_somebody_took_away(
     run = run_it(client, connection, target, tmp_path, lose, "objects")
     assert (run.state, run.done) == ("done", ROWS)
     assert target.head("contact-sheet.png") is not None
+
+
+class Away(RunFinisher):
+    """Redis goes away between the judging of rows and their settling, the first time that there are many."""
+
+    gone = False
+
+    def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
+        verdicts = super().judge(ended)
+        if len(ended) > ROWS and not self.gone:
+            self.gone = True
+            raise redis.ConnectionError("away")
+        return verdicts
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_rows_that_are_found_twice_are_packed_once(
+    client: JobClient,
+    connection: redis.Redis,
+    target: Storage,
+    start_worker: StartWorker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    away: bool,
+) -> None:
+    """Everything ended while nobody held the run: the next controller takes it all in at once, and finds it as done
+    and not packed besides. What the first shards hold is no more where it was when it comes again: nothing is lost."""
+    start_worker().ready("noop")
+    rows = 2 * SHOWN
+    spec = plan_it(client, connection, target, tmp_path, rows=rows)
+    folder = RunFolder(target, NAME)
+    first = Controller(NAME, client, connection, folder)
+    until(lambda: first.step(0).cursor == rows, 60, "all rows queued")
+    until(lambda: client.counts(NAME).get("succeeded") == rows, 60, "all jobs made")
+    controller = Controller(NAME, client, connection, folder)
+    controller.claim(force=True)
+    finisher = (Away if away else RunFinisher)(spec, client, controller, target, folder)
+    controller.finisher = finisher
+    try:
+        run = drive(controller)
+    finally:
+        finisher.close()
+    assert not away or (isinstance(finisher, Away) and finisher.gone)
+    assert (run.state, run.done) == ("done", rows)
+    assert not [one.message for one in caplog.records if "lost" in one.message]
+    assert len(client.list(run=NAME, state="succeeded", limit=1000).records) == rows
+    assert target.head(f"_runs/{NAME}/_SUCCESS") is not None
+    assert len(packed(target, NAME)) == rows
+    assert is_clean(target)
