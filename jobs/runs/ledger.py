@@ -203,13 +203,13 @@ class RunLedger:
         """Raises LeaseLost."""
         self._held("settle", name, token, json.dumps([one.stored() for one in settled]))
 
-    def pack(self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p") -> list[int]:
+    def pack(self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p") -> Sequence[int]:
         """These done rows are in a shard now; with ".", what they made is gone and is made again. Those of them that
         were done and in no shard: nothing happened to the others. Raises LeaseLost."""
-        moved: list[int] = []
+        moved: Sequence[int] = ()
         for first in range(0, len(numbers), 1000):
             answer = self._held("pack", name, token, to, *numbers[first : first + 1000])
-            moved += [int(n) for n in cast("list[str]", answer)]
+            moved = [*moved, *(int(n) for n in cast("Sequence[str]", answer))]
         return moved
 
     def void(self, name: str) -> int:
