@@ -203,7 +203,9 @@ class RunLedger:
         """Raises LeaseLost."""
         self._held("settle", name, token, json.dumps([one.stored() for one in settled]))
 
-    def pack(self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p") -> Sequence[int]:
+    def pack(
+        self, name: str, token: str, numbers: Sequence[int], to: Literal["p", "."] = "p"
+    ) -> Sequence[int]:
         """These done rows are in a shard now; with ".", what they made is gone and is made again. Those of them that
         were done and in no shard: nothing happened to the others. Raises LeaseLost."""
         moved: Sequence[int] = ()
