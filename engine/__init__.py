@@ -16,7 +16,7 @@ from saggar.engine.errors import (
 )
 from saggar.engine.handle import Handle, Reservation
 from saggar.engine.models.registry import families, installed, open_family
-from saggar.engine.request import EngineEvent, ModelInfo, Output, ParamValue, Request, Room, Unread
+from saggar.engine.request import EngineEvent, ModelInfo, Output, ParamValue, Request, Room, TextCut
 
 __all__ = [
     "Cancelled",
@@ -37,7 +37,7 @@ __all__ = [
     "Reservation",
     "Room",
     "RowFailed",
-    "Unread",
+    "TextCut",
     "Unsupported",
     "WorkerDied",
     "families",

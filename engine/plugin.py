@@ -4,7 +4,7 @@ What needs torch is in `saggar.engine.plugin_torch`, to be imported inside the v
 a family for its schema and its batch keys, and stays free of torch.
 """
 
-from saggar.engine.cache.prompt import Cut, Encoded
+from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest, LoadError, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.packages import need
@@ -15,11 +15,10 @@ from saggar.engine.models.state import RequestState, Row
 from saggar.engine.models.torch_family import TorchFamily, per_text, text_length, vae_factor
 from saggar.engine.params import Narrowing
 from saggar.engine.platform.base import Placement
-from saggar.engine.request import Request
+from saggar.engine.request import Request, TextCut
 
 __all__ = [
     "Checkpoint",
-    "Cut",
     "Encoded",
     "Family",
     "InvalidRequest",
@@ -29,6 +28,7 @@ __all__ = [
     "Request",
     "RequestState",
     "Row",
+    "TextCut",
     "TorchFamily",
     "Unsupported",
     "need",

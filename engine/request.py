@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 from saggar.engine.media import Clip, Counts, Media, Medium, Sound
 
@@ -53,13 +53,9 @@ class Request:
         return self.num_outputs
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A text that is longer than the model reads: of its `tokens` tokens the first `read_tokens` count. `field` of the
-    request: "prompt" or "negative_prompt".
-    """
+class TextCut(NamedTuple):
+    """Of a text that is longer than the model reads: of its `tokens` tokens the first `read_tokens` count."""
 
-    field: str
     read_tokens: int
     tokens: int
 
@@ -67,7 +63,8 @@ class Unread:
 @dataclass(frozen=True)
 class Output:
     """A finished request. `media[i]` was drawn from `seeds[i]`; a model that makes several of one output (layers)
-    repeats its seed. `unread`: its texts that are too long for the model.
+    repeats its seed. `unread`: its texts that are too long for the model, by the request's field ("prompt",
+    "negative_prompt").
     """
 
     request_id: str
@@ -78,7 +75,7 @@ class Output:
     steps: int
     timings: dict[str, float]
     numerics: str
-    unread: tuple[Unread, ...] = ()
+    unread: Mapping[str, TextCut] = field(default_factory=dict)
 
     @property
     def images(self) -> list[np.ndarray]:

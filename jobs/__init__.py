@@ -35,7 +35,7 @@ from saggar.jobs.record import (
     Progress,
     State,
     Times,
-    Unread,
+    UnreadText,
 )
 from saggar.jobs.schema import Inputs, Job, Lora, OutputSpec, parse_job
 from saggar.jobs.settings import JobSettings, connect, connect_async
@@ -74,7 +74,7 @@ __all__ = [
     "Times",
     "UnknownJob",
     "UnknownModel",
-    "Unread",
+    "UnreadText",
     "WaitTimeout",
     "batch_key",
     "check_job",

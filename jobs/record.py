@@ -42,7 +42,7 @@ class OutputRef(_Frozen):
     channels: int | None = None
 
 
-class Unread(_Frozen):
+class UnreadText(_Frozen):
     """A text of the job that is longer than the model reads: of its `tokens` tokens the first `read_tokens` count."""
 
     field: str
@@ -60,7 +60,7 @@ class JobResult(_Frozen):
     batch_id: str = ""
     batch_size: int = 1
     timings: dict[str, float] = {}
-    unread: tuple[Unread, ...] | None = None
+    unread: tuple[UnreadText, ...] | None = None
 
 
 class JobError(_Frozen):

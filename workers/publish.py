@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
@@ -18,7 +18,7 @@ from threading import Event
 
 from pydantic import JsonValue
 from saggar.engine.request import Output
-from saggar.jobs.record import JobResult, OutputRef, Unread
+from saggar.jobs.record import JobResult, OutputRef, UnreadText
 from saggar.jobs.schema import Job
 from saggar.storage import keys
 from saggar.storage.base import Storage
@@ -114,7 +114,8 @@ class Publisher:
             batch_size=output.batch_size,
             numerics=output.numerics,
             timings={**output.timings, "encode_output": time.perf_counter() - began},
-            unread=tuple(ManifestUnread(**asdict(one)) for one in output.unread) or None,
+            unread=tuple(ManifestUnread(field=field, **cut._asdict()) for field, cut in output.unread.items())
+            or None,
         )
         return items, manifest, keys.result_key(job.output.prefix, job.id)
 
@@ -171,7 +172,9 @@ class Publisher:
             batch_id=manifest.batch_id or "",
             batch_size=manifest.batch_size or 1,
             timings=manifest.timings,
-            unread=tuple(Unread(**one.model_dump()) for one in manifest.unread) if manifest.unread else None,
+            unread=tuple(UnreadText(**one.model_dump()) for one in manifest.unread)
+            if manifest.unread
+            else None,
         )
 
     @staticmethod

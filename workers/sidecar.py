@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from pydantic import JsonValue
 from pydantic_core import to_json
-from saggar.engine.request import Unread
+from saggar.engine.request import TextCut
 from saggar.workers.encode import Encoded, Parameters
 
 SIDECAR_VERSION = 1
@@ -30,13 +30,13 @@ def sidecar(
     steps: int,
     timings: Mapping[str, float],
     encoded: Encoded,
-    unread: Sequence[Unread] = (),
+    unread: Mapping[str, TextCut] = MappingProxyType({}),
     created: datetime | None = None,
 ) -> dict[str, JsonValue]:
     """Everything needed to make output `index` again or to check it, as one JSON object.
 
-    `request` is the whole request; `timings` in seconds; `created` is now if not given; `unread` stands there if there
-    is any.
+    `request` is the whole request; `timings` in seconds; `created` is now if not given; `unread`, by field the texts
+    that were too long, stands there if there is any.
     """
     return {
         "version": SIDECAR_VERSION,
@@ -51,7 +51,9 @@ def sidecar(
         "batch": {"id": batch_id, "size": batch_size},
         "steps": steps,
         "timings": dict(timings),
-        **({"unread": [asdict(one) for one in unread]} if unread else {}),
+        **(
+            {"unread": [{"field": field, **cut._asdict()} for field, cut in unread.items()]} if unread else {}
+        ),
         "created": (created or datetime.now(UTC)).isoformat(),
         "file": {
             "content_type": encoded.content_type,

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from saggar.engine.request import TextCut
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,18 +19,11 @@ Encoded: TypeAlias = "Mapping[str, torch.Tensor]"
 """What an encoder makes of one text: tensors by name, each of shape [1, ...]."""
 
 
-class Cut(NamedTuple):
-    """Of a text of `tokens` tokens only `read` are read."""
-
-    read: int
-    tokens: int
-
-
 class Known(NamedTuple):
     """An encoded text, and what its encoders did not read of it."""
 
     encoded: Encoded
-    cut: Cut | None = None
+    cut: TextCut | None = None
 
 
 class PromptCache:
@@ -50,7 +45,7 @@ class PromptCache:
         self._entries.move_to_end((text, variant))
         return Known(_copy(entry.encoded), entry.cut)
 
-    def put(self, text: str, variant: str, encoded: Encoded, cut: Cut | None = None) -> None:
+    def put(self, text: str, variant: str, encoded: Encoded, cut: TextCut | None = None) -> None:
         """Keeps a copy: the tensors may be views of a whole batch. An entry larger than the limit is not kept."""
         size = _bytes(encoded)
         if size > self._limit or (text, variant) in self._entries:

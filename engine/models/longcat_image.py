@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from saggar.engine.cache.prompt import Cut, Encoded
+from saggar.engine.cache.prompt import Encoded
 from saggar.engine.errors import InvalidRequest
 from saggar.engine.media import Counts
 from saggar.engine.models import references
@@ -24,7 +24,7 @@ from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState
 from saggar.engine.models.torch_family import per_text, vae_factor
 from saggar.engine.params import Narrowing
-from saggar.engine.request import Request
+from saggar.engine.request import Request, TextCut
 
 if TYPE_CHECKING:
     import torch
@@ -89,10 +89,10 @@ class LongCat(JointFamily[Any]):
             len(self._pipe.tokenizer(piece, add_special_tokens=False)["input_ids"]) for piece in pieces
         )
 
-    def cut_of(self, text: str) -> Cut | None:
+    def cut_of(self, text: str) -> TextCut | None:
         """A token is a byte or more, so that few texts need to be counted."""
         tokens = self.tokens_of(text) if len(text.encode()) > TEXT else 0
-        return Cut(TEXT, tokens) if tokens > TEXT else None
+        return TextCut(TEXT, tokens) if tokens > TEXT else None
 
     def images(self, state: State) -> torch.Tensor:
         """In the VAE's dtype."""
@@ -126,7 +126,7 @@ class LongCatImage(LongCat):
         embeds, ids = self._pipe.encode_prompt(texts)
         return [{**one, "ids": ids} for one in per_text(text=embeds)]
 
-    def cuts(self, texts: Sequence[str], how: bool) -> Sequence[Cut | None]:
+    def cuts(self, texts: Sequence[str], how: bool) -> Sequence[TextCut | None]:
         """None of those that are written anew: who does that reads all."""
         return [None if how else self.cut_of(text) for text in texts]
 

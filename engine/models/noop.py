@@ -18,7 +18,7 @@ from saggar.engine.media import Clip, Counts, Media, Sound
 from saggar.engine.models.base import Family, branched
 from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.request import Request, Unread
+from saggar.engine.request import Request, TextCut
 
 if TYPE_CHECKING:
     from saggar.engine.platform.base import Placement
@@ -276,11 +276,11 @@ def colour(prompt: str, seed: int) -> np.ndarray:
     return np.frombuffer(digest, np.uint8).astype(np.float32)
 
 
-def _unread(state: State) -> dict[str, Unread]:
+def _unread(state: State) -> dict[str, TextCut]:
     request, reads = state.request, state.params.reads
     texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt or ""}
     words = {field: len(text.split()) for field, text in texts.items()}
-    return {field: Unread(field, reads, count) for field, count in words.items() if 0 < reads < count}
+    return {field: TextCut(reads, count) for field, count in words.items() if 0 < reads < count}
 
 
 def _fail(state: State, verb: str) -> None:

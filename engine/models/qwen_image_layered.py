@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from saggar.engine.cache.prompt import Cut, Encoded
+from saggar.engine.cache.prompt import Encoded
 from saggar.engine.media import Counts
 from saggar.engine.models import references
 from saggar.engine.models.packed import CELL
@@ -22,7 +22,7 @@ from saggar.engine.models.registry import serves
 from saggar.engine.models.state import RequestState
 from saggar.engine.models.torch_family import vae_factor
 from saggar.engine.params import Narrowing
-from saggar.engine.request import Request
+from saggar.engine.request import Request, TextCut
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +151,7 @@ class QwenImageLayered(QwenFamily[SizedLayeredParams]):
         """As many as the limit says, behind the template's beginning."""
         return how[0] + int(self._pipe.prompt_template_encode_start_idx)
 
-    def cuts(self, texts: Sequence[str], how: Way) -> Sequence[Cut | None]:
+    def cuts(self, texts: Sequence[str], how: Way) -> Sequence[TextCut | None]:
         """None where a description stands in a text's place."""
         return super().cuts(texts, how) if how[1] is None else [None] * len(texts)
 

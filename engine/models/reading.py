@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
-from saggar.engine.cache.prompt import Cut
+from saggar.engine.request import TextCut
 
 Span: TypeAlias = tuple[int, int]
 _NOTES = "_saggar_notes"
@@ -27,7 +27,7 @@ class Note:
     text: str
     truncated: bool
     pieces: tuple[Any, ...] = ()
-    tokens: Cut | None = None
+    tokens: TextCut | None = None
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class Reading:
             for one in self._all:
                 one.on = False
 
-    def cuts(self, texts: Sequence[str], kept: int | None = None) -> list[Cut | None]:
+    def cuts(self, texts: Sequence[str], kept: int | None = None) -> list[TextCut | None]:
         """Of each text that was encoded, in the order in which they were, what the reader that reads most of it leaves
         out; None where one reads all. `kept`: so many of all tokens reach the model, which the tokenizer has not cut.
         """
@@ -86,7 +86,7 @@ class Reading:
             one.notes = []
         return [most(cuts) for cuts in zip(*found, strict=True)] if found else [None] * len(texts)
 
-    def cut(self, text: str) -> Cut | None:
+    def cut(self, text: str) -> TextCut | None:
         """The same of a text that stood anywhere among those that were encoded, as it is or in a template."""
         notes = [[note for note in one.notes if note.truncated and text in note.text] for one in self._all]
         # The shortest: a longer one may be another text, of which this is a part.
@@ -113,15 +113,15 @@ def _watched(kind: Any) -> type[Any]:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
-def most(cuts: Sequence[Cut | None]) -> Cut | None:
+def most(cuts: Sequence[TextCut | None]) -> TextCut | None:
     """That of the reader that reads most; None if one reads all."""
     found = [cut for cut in cuts if cut is not None]
     if not found or len(found) < len(cuts):
         return None
-    return max(found, key=lambda cut: cut.read / cut.tokens)
+    return max(found, key=lambda cut: cut.read_tokens / cut.tokens)
 
 
-def cut_of(note: Note, text: str, kept: int | None = None) -> Cut | None:
+def cut_of(note: Note, text: str, kept: int | None = None) -> TextCut | None:
     """What is not read of `text`, which stands somewhere in the note's; None: all is."""
     if not note.pieces:
         return note.tokens
@@ -131,7 +131,7 @@ def cut_of(note: Note, text: str, kept: int | None = None) -> Cut | None:
     span = _span(text, note.text)
     read = sum(_own(first, span)[:kept])
     tokens = sum(sum(_own(piece, span)) for piece in note.pieces)
-    return Cut(read, tokens) if read < tokens else None
+    return TextCut(read, tokens) if read < tokens else None
 
 
 def _own(piece: Any, span: Span) -> list[bool]:
@@ -161,7 +161,7 @@ def _counted(plain: Any, tokenizer: Any, text: str, limit: int | None) -> Note:
     tokens = len(plain(tokenizer, text, add_special_tokens=False)["input_ids"])
     longest = tokenizer.model_max_length if limit is None else limit
     read = max(0, longest - tokenizer.num_special_tokens_to_add())
-    return Note(text, True, tokens=Cut(read, tokens) if read < tokens else None)
+    return Note(text, True, tokens=TextCut(read, tokens) if read < tokens else None)
 
 
 def _is_tokenizer(part: object) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from saggar.engine.request import Request, Unread
+from saggar.engine.request import Request, TextCut
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class RequestState(Generic[T, P, S]):
     generators: list[torch.Generator] = field(default_factory=list)
     finite: list[object] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
-    unread: dict[str, Unread] = field(default_factory=dict)
+    unread: dict[str, TextCut] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
-from saggar.engine.cache.prompt import Cut, Encoded, Known, PromptCache
+from saggar.engine.cache.prompt import Encoded, Known, PromptCache
 from saggar.engine.media import Media
 from saggar.engine.models.base import Family, grouped
 from saggar.engine.models.reading import Reading
 from saggar.engine.models.source.checkpoint import Checkpoint
 from saggar.engine.models.state import RequestState
 from saggar.engine.params import Narrowing
-from saggar.engine.request import Unread
+from saggar.engine.request import TextCut
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,8 +173,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
                 found = known[variant(state, branch)][self.text_of(state, branch)]
                 state.conditioning[branch] = found.encoded
                 if found.cut is not None:
-                    field = self.field_of(branch)
-                    state.unread[field] = Unread(field, *found.cut)
+                    state.unread[self.field_of(branch)] = found.cut
 
     def field_of(self, branch: str) -> Text:
         """Hook: whose text a branch has, any but `cond` that of the negative prompt."""
@@ -185,7 +184,7 @@ class TorchFamily(Family["torch.Tensor", P, Any]):
         request = state.request
         return request.prompt if self.field_of(branch) == "prompt" else request.negative_prompt or ""
 
-    def cuts(self, texts: Sequence[str], how: Any) -> Sequence[Cut | None]:
+    def cuts(self, texts: Sequence[str], how: Any) -> Sequence[TextCut | None]:
         """Hook: of each text that has just been encoded in this way, what its encoders leave out. A family whose
         tokenizer is none of transformers' counts by itself.
         """

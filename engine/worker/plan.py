@@ -4,14 +4,14 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import EngineError
 from saggar.engine.media import Media
-from saggar.engine.request import Request, Unread
+from saggar.engine.request import Request, TextCut
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ class RowReport:
     chunks: Sequence[tuple[int, Sequence[Media]]] = ()
     error: EngineError | None = None
     timings: dict[str, float] = field(default_factory=dict)
-    unread: tuple[Unread, ...] = ()
+    unread: Mapping[str, TextCut] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,7 @@ class _Turn:
             chunks=self._chunks.pop(state.id, ()),
             error=error,
             timings=state.timings if status == "done" else {},
-            unread=tuple(state.unread.values()) if status == "done" else (),
+            unread=state.unread if status == "done" else {},
         )
 
 

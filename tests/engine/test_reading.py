@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from saggar.engine import Engine, EngineConfig, InvalidRequest, Output, Request
-from saggar.engine.cache.prompt import Cut
 from saggar.engine.models.reading import Reading, most
 from saggar.engine.models.tiny.parts import bpe_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
-from saggar.engine.request import Unread
+from saggar.engine.request import TextCut
 
 from tests.engine.case import Case
 from tests.engine.conftest import MakeEngine
@@ -65,25 +64,26 @@ def asked(served: Case, name: str, letters: int, **fields: Any) -> Request:
     return served.request(name, "x" * letters, params=params, **fields)
 
 
-def told(engine: Engine, *requests: Request) -> list[tuple[Unread, ...]]:
+def told(engine: Engine, *requests: Request) -> list[Mapping[str, TextCut]]:
     """What comes of requests that are there together."""
     handles = [engine.submit(request) for request in requests]
     return [handle.result(300).unread for handle in handles]
 
 
-def cut_of(engine: Engine, served: Case) -> Unread:
+def cut_of(engine: Engine, served: Case) -> TextCut:
     """Of a prompt that is far too long."""
-    ((unread,),) = told(engine, asked(served, "far", LONG))
-    return unread
+    (unread,) = told(engine, asked(served, "far", LONG))
+    assert list(unread) == ["prompt"]
+    return unread["prompt"]
 
 
 def test_a_short_prompt_is_not_told(engine: Engine, served: Case) -> None:
-    assert told(engine, asked(served, "short", 5)) == [()]
+    assert told(engine, asked(served, "short", 5)) == [{}]
 
 
 def test_a_long_one_is_also_where_its_encoding_is_known(engine: Engine, served: Case) -> None:
     unread = cut_of(engine, served)
-    assert (unread.field, unread.tokens // 10) == ("prompt", LONG // 10)
+    assert unread.tokens // 10 == LONG // 10
     assert 0 < unread.read_tokens < unread.tokens
     encoded = engine.stats()["prompts.encoded"]
     assert cut_of(engine, served) == unread
@@ -95,7 +95,7 @@ def test_one_of_just_the_length_is_not(engine: Engine, served: Case) -> None:
     marks = unread.tokens - LONG  # some tokenizers have one for the beginning of the first word
     fits = unread.read_tokens - marks
     found = told(engine, asked(served, "fits", fits), asked(served, "one-more", fits + 1))
-    assert found == [(), (replace(unread, tokens=unread.read_tokens + 1),)]
+    assert found == [{}, {"prompt": unread._replace(tokens=unread.read_tokens + 1)}]
 
 
 def test_only_the_long_one_of_a_batch_is(engine: Engine, served: Case) -> None:
@@ -112,10 +112,10 @@ def test_a_long_negative_prompt_is_told_where_it_counts(engine: Engine, served: 
             told(engine, one)
         return
     guided = replace(one, params={**one.params, served.scale: served.strength})
-    assert [unread.field for unread in told(engine, guided)[0]] == ["negative_prompt"]
+    assert list(told(engine, guided)[0]) == ["negative_prompt"]
     unguided = replace(one, params={**one.params, served.scale: 0.0 if served.tiny == "z-image" else 1.0})
     if not served.tiny.startswith("ltx2"):  # its sound is guided by itself
-        assert told(engine, unguided) == [()]
+        assert told(engine, unguided) == [{}]
 
 
 # -- what families have of their own
@@ -123,7 +123,7 @@ def test_a_long_negative_prompt_is_told_where_it_counts(engine: Engine, served: 
 
 @pytest.mark.parametrize("name", READS_ALL)
 def test_where_nothing_is_cut_nothing_is_told(make_engine: MakeEngine, name: str) -> None:
-    assert told(make_engine(name, warmup=()), asked(BY_NAME[name], "far", LONG)) == [()]
+    assert told(make_engine(name, warmup=()), asked(BY_NAME[name], "far", LONG)) == [{}]
 
 
 def test_what_the_pipeline_cannot_cut_is_refused_by_its_field(make_engine: MakeEngine) -> None:
@@ -132,7 +132,7 @@ def test_what_the_pipeline_cannot_cut_is_refused_by_its_field(make_engine: MakeE
         told(engine, asked(case, "far", 513))
     with pytest.raises(InvalidRequest, match=r"^negative_prompt: 3000 tokens"):
         told(engine, asked(case, "negative", 5, negative_prompt="z" * LONG))
-    assert told(engine, asked(case, "near", 512)) == [()]
+    assert told(engine, asked(case, "near", 512)) == [{}]
 
 
 def test_a_prompt_that_is_written_anew_is_read_whole(make_engine: MakeEngine) -> None:
@@ -140,8 +140,8 @@ def test_a_prompt_that_is_written_anew_is_read_whole(make_engine: MakeEngine) ->
     request = asked(case, "rewritten", 600)
     params = {**request.params, "enable_prompt_rewrite": True}
     assert told(engine, replace(request, id="anew", params=params), request) == [
-        (),
-        (Unread("prompt", 512, 600),),
+        {},
+        {"prompt": TextCut(512, 600)},
     ]
 
 
@@ -156,8 +156,8 @@ def test_without_its_third_encoder_stable_diffusion_3_reads_less(
     for model, reads in ((models("sd3"), 255), (folder, 75)):
         config = EngineConfig(model=str(model), executor="local", threads=1, warmup=())
         with Engine.make(config) as engine:
-            ((unread,),) = told(engine, replace(long, params={**long.params, "height": 32, "width": 32}))
-        assert unread.read_tokens == reads
+            (unread,) = told(engine, replace(long, params={**long.params, "height": 32, "width": 32}))
+        assert unread["prompt"].read_tokens == reads
 
 
 def test_words_of_an_instruction_are_none_of_the_prompts(make_engine: MakeEngine) -> None:
@@ -166,13 +166,13 @@ def test_words_of_an_instruction_are_none_of_the_prompts(make_engine: MakeEngine
     for instruction in ([], ["Paint what is said:", "x x x Prompt: "]):
         params = {**request.params, "complex_human_instruction": instruction}
         found = told(engine, replace(request, params=params))[0]
-        assert [one.tokens for one in found] == [LONG, LONG]
+        assert [one.tokens for one in found.values()] == [LONG, LONG]
 
 
 def test_a_text_in_quotes_does_not_count_as_a_reader(make_engine: MakeEngine) -> None:
     engine, case = make_engine("hunyuan-video15", warmup=()), BY_NAME["hunyuan-video15"]
     request = replace(asked(case, "a", 1), prompt='a sign "open" ' + "x" * LONG)
-    assert [one.field for one in told(engine, request)[0]] == ["prompt"]
+    assert list(told(engine, request)[0]) == ["prompt"]
 
 
 def test_of_a_pipeline_called_as_a_whole(tmp_path: Path) -> None:
@@ -188,31 +188,31 @@ def test_of_a_pipeline_called_as_a_whole(tmp_path: Path) -> None:
                 for n, (text, negative) in enumerate(texts)
             ),
         )
-    negative = Unread("negative_prompt", 75, 90)
-    assert found == [(), (Unread("prompt", 75, 76), negative), (), (negative,)]
+    negative = {"negative_prompt": TextCut(75, 90)}
+    assert found == [{}, {"prompt": TextCut(75, 76), **negative}, {}, negative]
 
 
 def test_noop_reads_so_many_words(make_engine: MakeEngine) -> None:
     engine = make_engine("noop")
     one = noop("a", prompt="one two three", negative_prompt="one two", reads=2)
     assert told(engine, one, noop("b", prompt="one two", reads=2), noop("c")) == [
-        (Unread("prompt", 2, 3),),
-        (),
-        (),
+        {"prompt": TextCut(2, 3)},
+        {},
+        {},
     ]
 
 
 @pytest.mark.procs
 def test_a_ranks_process_tells_too(make_engine: MakeEngine) -> None:
     engine = make_engine("noop", executor="multiproc")
-    assert told(engine, noop("a", prompt="one two three", reads=2)) == [(Unread("prompt", 2, 3),)]
+    assert told(engine, noop("a", prompt="one two three", reads=2)) == [{"prompt": TextCut(2, 3)}]
 
 
 def test_no_log_quotes_what_was_cut(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine("sdxl", warmup=())
     logging.getLogger("diffusers").addHandler(caplog.handler)
     try:
-        assert told(engine, asked(BY_NAME["sdxl"], "a", LONG)) == [(Unread("prompt", 75, LONG),)]
+        assert told(engine, asked(BY_NAME["sdxl"], "a", LONG)) == [{"prompt": TextCut(75, LONG)}]
     finally:
         logging.getLogger("diffusers").removeHandler(caplog.handler)
     assert "xxx" not in caplog.text
@@ -221,7 +221,7 @@ def test_no_log_quotes_what_was_cut(make_engine: MakeEngine, caplog: pytest.LogC
 # -- notes of tokenizers
 
 
-def noted(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[Cut | None]:
+def noted(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[TextCut | None]:
     """What is found when these texts are encoded by it alone."""
     reading = Reading({"tokenizer": tokenizer})
     with reading.noting():
@@ -238,13 +238,13 @@ def test_counts_are_those_of_the_whole_text(make: Callable[[], Any], padding: st
     whole = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     ends = tokenizer.num_special_tokens_to_add()
     cuts = noted(tokenizer, texts, padding="max_length")
-    assert cuts == [None, *(Cut(10 - ends, count) for count in whole[1:])]
+    assert cuts == [None, *(TextCut(10 - ends, count) for count in whole[1:])]
 
 
 def test_a_tokenizer_in_python_counts_once_more() -> None:
     from transformers import ByT5Tokenizer
 
-    assert noted(ByT5Tokenizer(), ["x" * 9, "x" * 10]) == [None, Cut(9, 10)]
+    assert noted(ByT5Tokenizer(), ["x" * 9, "x" * 10]) == [None, TextCut(9, 10)]
 
 
 def test_watching_changes_nothing_of_a_tokenizer() -> None:
@@ -267,8 +267,8 @@ def test_what_is_not_noted_is_not_held() -> None:
 
 
 def test_whoever_reads_all_has_the_last_word() -> None:
-    assert most([Cut(1, 10), None]) is None
-    assert most([Cut(75, 300), Cut(250, 310)]) == Cut(250, 310)
+    assert most([TextCut(1, 10), None]) is None
+    assert most([TextCut(75, 300), TextCut(250, 310)]) == TextCut(250, 310)
     assert most([]) is None
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from saggar.jobs.record import UnreadText
 from saggar.storage.local import LocalStorage
 from saggar.workers.contact_sheet import contact_sheet
-from saggar.workers.runs.report import Cut, Failure, RunSummary, rates, report_html, report_json, write_report
+from saggar.workers.runs.report import Failure, RunSummary, rates, report_html, report_json, write_report
+from saggar.workers.runs.unread import UnreadRow
 
 BEGAN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`{{7*7}}\u202e\ud800&lt;"
@@ -145,7 +147,8 @@ def test_hostile_texts_stay_texts() -> None:
 def test_rows_whose_texts_are_too_long_are_shown() -> None:
     title = "rows with a text that is longer than the model reads"
     assert title not in Page(report_html(SUMMARY, None)).text
-    summary = replace(SUMMARY, unread=1234, unread_examples=[Cut("row 7", "prompt", 75, 1180)])
+    text = UnreadText(field="prompt", read_tokens=75, tokens=1180)
+    summary = replace(SUMMARY, unread=1234, unread_examples=[UnreadRow(row=7, job="j7", unread=(text,))])
     page = Page(report_html(summary, None))
     assert not page.open
     for said in (f"1,234 {title}", "row 7", "prompt", "75", "1,180"):

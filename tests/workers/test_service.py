@@ -18,7 +18,7 @@ from saggar.jobs.errors import JobFailed
 from saggar.jobs.events import Events
 from saggar.jobs.lanes import LaneStore
 from saggar.jobs.ledger import Ledger, job_message
-from saggar.jobs.record import Unread
+from saggar.jobs.record import UnreadText
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings
 from saggar.storage.errors import StorageRefused
@@ -232,7 +232,7 @@ def test_a_manifest_without_a_record_is_taken_over_and_not_made_again(bench: Ben
     batches = bench.engine.stats()["batches"]
     found = bench.service.run(job.id, "t1")
     assert found.outputs == written.outputs
-    assert found.unread == written.unread == (Unread(field="prompt", read_tokens=2, tokens=3),)
+    assert found.unread == written.unread == (UnreadText(field="prompt", read_tokens=2, tokens=3),)
     assert bench.engine.stats()["batches"] == batches
     assert bench.state(job) == "succeeded"
 

@@ -17,7 +17,7 @@ from saggar.jobs.client import JobClient
 from saggar.jobs.errors import JobFailed, SaggarError, UnknownRun
 from saggar.jobs.events import Event
 from saggar.jobs.lanes.message import Priority
-from saggar.jobs.record import OPEN, JobRecord, State, Unread
+from saggar.jobs.record import OPEN, JobRecord, State, UnreadText
 from saggar.jobs.runs import RunLedger
 from saggar.jobs.runs.plan import parse_settings
 from saggar.jobs.schema import Format
@@ -194,7 +194,7 @@ def _facts(record: JobRecord) -> list[tuple[str, object]]:
     return facts
 
 
-def told(unread: Unread) -> str:
+def told(unread: UnreadText) -> str:
     """In a line for people."""
     counts = f"{unread.read_tokens} of its {unread.tokens} tokens count"
     return f"the {unread.field} is longer than the model reads: {counts}"

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 from pydantic import JsonValue
 from saggar.storage.base import Storage
+from saggar.workers.runs.unread import UnreadRow
 
 VERSION = 1
 JSON_NAME, HTML_NAME = "report.json", "report.html"
@@ -36,16 +37,6 @@ class Failure:
     row: str
     kind: str
     message: str
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A row with a text that is longer than the model reads: of its tokens the first `read_tokens` count."""
-
-    row: str
-    field: str
-    read_tokens: int
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ class RunSummary:
     versions: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[Failure] = ()
     unread: int = 0
-    unread_examples: Sequence[Cut] = ()
+    unread_examples: Sequence[UnreadRow] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError when the counts do not add up."""
@@ -117,6 +108,11 @@ def report_json(summary: RunSummary) -> bytes:
         "seconds": summary.seconds,
         "pictures_per_s": summary.pictures_per_s,
         "mean_batch": summary.mean_batch,
+        "unread_examples": [
+            {"row": f"row {row.row}", **text.model_dump()}
+            for row in summary.unread_examples
+            for text in row.unread
+        ],
     }
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 

@@ -11,7 +11,7 @@ from saggar.jobs.cards import Cards
 from saggar.jobs.client import JobClient
 from saggar.jobs.runs import Run, RunLedger
 from saggar.workers.runs.folder import RunFolder
-from saggar.workers.runs.report import Cut, Failure, RunSummary
+from saggar.workers.runs.report import Failure, RunSummary
 from saggar.workers.versions import versions
 
 _EXAMPLES = 20
@@ -51,11 +51,7 @@ def summary_of(run: Run, runs: RunLedger, client: JobClient, folder: RunFolder) 
         parameters=_parameters(folder),
         versions=versions(),
         unread=len(long),
-        unread_examples=[
-            Cut(f"row {row.row}", one.field, one.read_tokens, one.tokens)
-            for row in long[:_EXAMPLES]
-            for one in row.unread
-        ],
+        unread_examples=long[:_EXAMPLES],
         examples=[Failure(f"row {n}", *text.split(": ", 1)) for n, text in islice(told, _EXAMPLES)],
     )
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from saggar.jobs.record import Unread
+from saggar.jobs.record import UnreadText
 from saggar.jobs.runs import Ended
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
@@ -25,7 +25,7 @@ class UnreadRow(BaseModel):
 
     row: int
     job: str
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadText, ...]
 
 
 class UnreadRows:

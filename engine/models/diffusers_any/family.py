@@ -25,7 +25,7 @@ from saggar.engine.models.diffusers_any.paced import Paced
 from saggar.engine.models.diffusers_any.signatures import Argument, call_arguments
 from saggar.engine.models.reading import Reading
 from saggar.engine.models.state import RequestState, Row
-from saggar.engine.request import Request, Unread
+from saggar.engine.request import Request, TextCut
 
 if TYPE_CHECKING:
     from saggar.engine.platform.base import Placement
@@ -50,7 +50,7 @@ class Made:
     """What a call of the pipeline makes: pictures [rows, H, W, 3] in 0..1, and of each row what was not read."""
 
     pictures: np.ndarray
-    unread: list[dict[str, Unread]]
+    unread: list[dict[str, TextCut]]
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ class _Call:
             raise RowFailed(f"{self._family.pipeline} gives no pictures, and only pictures are served")
         return Made(pictures, [self._unread(reading, row) for row in range(len(self._seeds))])
 
-    def _unread(self, reading: Reading, row: int) -> dict[str, Unread]:
+    def _unread(self, reading: Reading, row: int) -> dict[str, TextCut]:
         texts = {"prompt": self._prompts[row], "negative_prompt": self._negatives[row]}
         cuts = {field: reading.cut(text) for field, text in texts.items() if text}
-        return {field: Unread(field, *cut) for field, cut in cuts.items() if cut is not None}
+        return {field: cut for field, cut in cuts.items() if cut is not None}
 
     def _arguments(self, step: Any) -> dict[str, Any]:
         import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saggar.jobs.record import JobRecord, JobResult, Times, Unread
+from saggar.jobs.record import JobRecord, JobResult, Times, UnreadText
 from saggar.jobs.runs import Ended
 from saggar.jobs.schema import Job
 from saggar.storage.base import open_storage
@@ -24,7 +24,7 @@ from tests.workers.runs.support import is_clean, manifest, saggar
 
 def ended(n: int, tokens: int | None = None) -> Ended:
     """A row that has succeeded, of whose prompt two tokens are read if it has so many."""
-    unread = (Unread(field="prompt", read_tokens=2, tokens=tokens),) if tokens else None
+    unread = (UnreadText(field="prompt", read_tokens=2, tokens=tokens),) if tokens else None
     job = Job(id=f"j{n}", model="noop", prompt="p")
     record = JobRecord(
         id=f"j{n}",
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_named(rows: UnreadRows, storage: LocalStorage) -
 
 def test_it_is_told_in_words() -> None:
     def row(*reads: int) -> UnreadRow:
-        unread = tuple(Unread(field="prompt", read_tokens=read, tokens=99) for read in reads)
+        unread = tuple(UnreadText(field="prompt", read_tokens=read, tokens=99) for read in reads)
         return UnreadRow(row=0, job="j", unread=unread)
 
     assert in_words([row(75)]) == "1 row has a text that is longer than the model reads (75 tokens)"

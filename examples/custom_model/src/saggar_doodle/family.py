@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from saggar.engine.plugin import (
-    Cut,
     Encoded,
     LoadError,
     Narrowing,
@@ -24,6 +23,7 @@ from saggar.engine.plugin import (
     Request,
     RequestState,
     Row,
+    TextCut,
     TorchFamily,
     serves,
     vae_factor,
@@ -136,10 +136,10 @@ class Doodle(TorchFamily[DoodleParams]):
         for state in states:
             self._first_latents(state)
 
-    def cuts(self, texts: Sequence[str], how: object) -> list[Cut | None]:
+    def cuts(self, texts: Sequence[str], how: object) -> list[TextCut | None]:
         """Which of these texts are too long: whoever asked for a picture is told so."""
-        found = [Cut(*self._pipe.tokenizer.count(text)) for text in texts]
-        return [cut if cut.read < cut.tokens else None for cut in found]
+        found = [TextCut(*self._pipe.tokenizer.count(text)) for text in texts]
+        return [cut if cut.read_tokens < cut.tokens else None for cut in found]
 
     def branches(self, state: State) -> tuple[str, ...]:
         """A second forward for guidance above 1."""
