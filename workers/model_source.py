@@ -39,7 +39,7 @@ AT_ONCE = 4
 _TOLD_EVERY = 0.1  # of all bytes
 
 
-class Stopped(Exception):
+class OtherFileFailed(Exception):
     """Another file failed: this one need not arrive."""
 
 
@@ -172,7 +172,7 @@ class _Download:
             futures = [pool.submit(self._one, blob, info) for blob, info in self._missing.items()]
         errors = [error for future in futures if (error := future.exception())]
         if errors:
-            raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])
+            raise next((error for error in errors if not isinstance(error, OtherFileFailed)), errors[0])
         self._tell(f"fetched {self._storage.url}")
 
     def _one(self, blob: Path, info: ObjectInfo) -> None:
@@ -184,7 +184,7 @@ class _Download:
 
     def _count(self, size: int) -> None:
         if self._stopped.is_set():
-            raise Stopped
+            raise OtherFileFailed
         with self._lock:
             self._done += size
             if self._done - self._told < _TOLD_EVERY * self._total:

@@ -62,7 +62,7 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(held[0])
 
 
-class Stopped(KeyboardInterrupt):
+class StoppedBySignal(KeyboardInterrupt):
     """A signal that ends processes came; `number` is which."""
 
     def __init__(self, number: int) -> None:
@@ -79,7 +79,7 @@ def stopped_by_signals() -> Iterator[None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         for one in mine:
             signal.signal(one, signal.SIG_IGN)
-        raise Stopped(number)
+        raise StoppedBySignal(number)
 
     if threading.current_thread() is threading.main_thread():
         mine += [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]

@@ -16,7 +16,7 @@ import redis
 from PIL import Image
 from saggar.engine.models.tiny import make_tiny
 from saggar.workers.servers import RedisServer
-from saggar.workers.signals import Stopped, stopped_by_signals
+from saggar.workers.signals import StoppedBySignal, stopped_by_signals
 
 from tests.support.cluster import until
 
@@ -296,7 +296,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     try:
         with stopped_by_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            with pytest.raises(Stopped, match="SIGTERM"):
+            with pytest.raises(StoppedBySignal, match="SIGTERM"):
                 os.kill(os.getpid(), signal.SIGTERM)
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN, "what is stopped is not interrupted"
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

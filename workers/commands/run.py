@@ -33,7 +33,7 @@ from saggar.workers.runs.readers import Columns, check_manifest
 from saggar.workers.runs.report import HTML_NAME as REPORT
 from saggar.workers.runs.sheet import NAME as SHEET
 from saggar.workers.runs.unread import in_words
-from saggar.workers.signals import Stopped, stopped_by_signals
+from saggar.workers.signals import StoppedBySignal, stopped_by_signals
 from saggar.workers.uploads import workers_store
 
 
@@ -70,7 +70,7 @@ def run(manifest: Path, **options: object) -> None:
             session.report(registered, ended, time.monotonic() - began)
     except KeyboardInterrupt as interrupt:
         console.print(f"stopped; {_after_interrupt(ask)}")
-        sys.exit(128 + (interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT))
+        sys.exit(128 + (interrupt.number if isinstance(interrupt, StoppedBySignal) else signal.SIGINT))
     sys.exit(0 if ended.state == "done" and not (ended.failed or ended.cancelled) else 1)
 
 
