@@ -71,7 +71,8 @@ def make_room(cache: Path, limit: int, place: Path, wanted: Mapping[Path, int], 
     size = sum(wanted.values())
     if size > limit:
         raise ConfigError(
-            f"SAGGAR_MODEL_CACHE_GIB: the model takes {gib(size)} (allowed: at least that; it is {gib(limit)})"
+            f"SAGGAR_MODEL_CACHE_GIB or --model-cache-gib: the model takes {gib(size)} "
+            f"(allowed: at least that; it is {gib(limit)})"
         )
     there = sum(_size(blob) + _size(_part(blob)) for blob in wanted)
     over = held(cache) - there + size - limit
