@@ -27,6 +27,7 @@ import diffusers
 import torch
 from saggar.engine import Engine, EngineConfig, Request
 from saggar.engine.models.tiny import make_tiny
+from saggar.engine.platform.base import Platform
 from saggar.engine.platform.select import place
 
 from benchmarks.report import table
@@ -87,7 +88,8 @@ class Task:
 
     model: Model
     folder: Path
-    device: str
+    platform: Platform
+    device: torch.device
     params: Mapping[str, Any]
     repeats: int
 
@@ -99,18 +101,18 @@ class Task:
 def main() -> None:
     """Print a table for each model."""
     options = arguments()
-    placement, _ = place(EngineConfig(model="any", device=options.device), slot=0)
+    placement, platform = place(EngineConfig(model="any", device=options.device), slot=0)
     assert placement.device is not None
-    device = placement.device.type
-    full = device == "cuda"
+    full = placement.device.type != "cpu"
     for name in options.model:
         model = MODELS[name]
         with tempfile.TemporaryDirectory() as scratch:
-            folder = built(model, Path(scratch) / "model", full)
+            folder = built(model, Path(scratch) / "model", placement.device if full else None)
+            _forget(platform)
             params = {**model.params, "num_inference_steps": options.steps}
             size = options.size if full else 64
             shape = {"height": size, "width": size}
-            task = Task(model, folder, device, {**params, **shape}, options.repeats)
+            task = Task(model, folder, platform, placement.device, {**params, **shape}, options.repeats)
             print(measured(task, name, options), flush=True)
 
 
@@ -130,30 +132,30 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def built(model: Model, folder: Path, full: bool) -> Path:
-    """The checkpoint's folder; parts of full size are drawn on the GPU, in bfloat16."""
+def built(model: Model, folder: Path, device: torch.device | None) -> Path:
+    """The checkpoint's folder; parts of full size are drawn on the device, in bfloat16. None: all stays tiny."""
     make_tiny(model.tiny, folder)
-    for part, words in model.parts.items() if full else ():
+    if device is None:
+        return folder
+    for part, words in model.parts.items():
         config = json.loads((folder / part / "config.json").read_text())
         kind = getattr(diffusers, config["_class_name"])
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            with torch.device("cuda"):
+            with device:
                 module = kind.from_config({**config, **words})
         finally:
             torch.set_default_dtype(before)
         shutil.rmtree(folder / part)
         module.save_pretrained(folder / part)
-        del module
-        _forget()
     return folder
 
 
 def measured(task: Task, name: str, options: argparse.Namespace) -> str:
     """One model's table: milliseconds of a picture, and the ratio to plain diffusers one by one."""
     found = [_told(f"plain diffusers, {rows} at once", each) for rows, each in plain(task, options.rows)]
-    _forget()
+    _forget(task.platform)
     kinds: list[tuple[str, dict[str, bool]]] = [("engine", {})]
     kinds += [("engine, blocks compiled", {"compile": True})] if options.compile else []
     kinds += [("engine, CUDA graphs", {"cuda_graphs": True})] if options.graphs else []
@@ -164,7 +166,7 @@ def measured(task: Task, name: str, options: argparse.Namespace) -> str:
     base = found[0][1]
     lines = [(label, f"{each * 1000:.0f}", f"{base / each:.2f}") for label, each in found]
     what = f"{name}, {task.params['height']}×{task.params['width']}, {options.steps} steps"
-    card = torch.cuda.get_device_name() if task.device == "cuda" else "CPU, tiny"
+    card = "CPU, tiny" if task.device.type == "cpu" else task.platform.name(task.device)
     return table(f"{what}, {card}", ("what", "ms a picture", "ratio to plain"), lines)
 
 
@@ -176,7 +178,7 @@ def _told(label: str, each: float) -> tuple[str, float]:
 
 def plain(task: Task, rows: Sequence[int]) -> Iterator[tuple[int, float]]:
     """Seconds of a picture by the plain pipeline, by how many it is called for."""
-    dtype = torch.bfloat16 if task.device == "cuda" else torch.float32
+    dtype = task.platform.default_dtype()
     kind = getattr(diffusers, task.model.pipeline)
     pipeline = kind.from_pretrained(task.folder, dtype=dtype).to(task.device)
     pipeline.set_progress_bar_config(disable=True)
@@ -192,7 +194,7 @@ def plain(task: Task, rows: Sequence[int]) -> Iterator[tuple[int, float]]:
 
 def ours(task: Task, rows: Sequence[int], settings: Mapping[str, bool]) -> Iterator[tuple[int, float]]:
     """Seconds of a picture by an engine with its rank in a process of its own."""
-    usual = EngineConfig(model=str(task.folder), device=task.device, max_batch=max(rows), warmup=())
+    usual = EngineConfig(model=str(task.folder), device=str(task.device), max_batch=max(rows), warmup=())
     config = replace(usual, **settings)
     negative = NEGATIVE if task.model.negative else None
 
@@ -220,10 +222,9 @@ def seconds(call: Callable[[], None], repeats: int) -> float:
     return median(times)
 
 
-def _forget() -> None:
+def _forget(platform: Platform) -> None:
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    platform.free_cache()
 
 
 if __name__ == "__main__":

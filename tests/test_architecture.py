@@ -206,8 +206,8 @@ def family_files() -> dict[str, Path]:
 
 def test_torch_cuda_is_named_in_the_platforms_files_alone() -> None:
     wrong = []
-    for package in PACKAGES:
-        for path in sources(package):
+    for folder in (*PACKAGES, "benchmarks", "examples", "scripts"):
+        for path in sources(folder):
             if path.parent == ROOT / "engine" / "platform" and path.name.startswith("cuda"):
                 continue
             tree = ast.parse(path.read_text(encoding="utf-8"))

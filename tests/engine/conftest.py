@@ -54,6 +54,15 @@ def _waits(item: pytest.Function) -> bool:
     return case.brief and (name not in MAIN or by_request)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def exact_float32() -> Iterator[None]:
+    """On a GPU no product and no convolution in float32 is rounded to TF32, as torch lets convolutions be. CUDA's
+    libraries, here and in the ranks, read the variable as they begin: so it is there before the first test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        yield
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A tiny model's folder by family name, each built once."""

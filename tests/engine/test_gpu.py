@@ -44,11 +44,6 @@ GPU = {"device": "cuda", "executor": "multiproc", "mode": "step_batch", "warmup"
 FLOAT32 = GPU | {"dtype": "float32", "pixels": "float32", "max_batch": 6}
 
 
-# Before this process or a rank loads the libraries: no product and no convolution in float32 is rounded to TF32, as
-# torch lets convolutions be.
-os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-
-
 class OnCard(Extension):
     """What a test asks of a rank about its GPU."""
 
