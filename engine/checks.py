@@ -34,6 +34,15 @@ def check_kind(name: str, value: object, kind: type, said: str) -> None:
         raise Unsupported(f"{name} must be {said}, not {_shown(value)}")
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of `host:port`; an IPv6 host stands in brackets, and comes without. Raises ValueError, which says so."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
+        raise ValueError("is no address (allowed: host:port)")
+    return host, int(port)
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"a {type(value).__name__}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
-from saggar.engine.checks import check_count, check_kind, check_number
+from saggar.engine.checks import check_count, check_kind, check_number, host_and_port
 from saggar.engine.choices import Choice, checked
 from saggar.engine.degrees import Degrees, refuse
 from saggar.engine.errors import Unsupported
@@ -82,19 +82,20 @@ class Nodes:
         check_kind("nodes.address", self.address, str, "host:port")
         if self.key_file is not None:
             check_kind("nodes.key_file", self.key_file, str, "a path as text or None")
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise Unsupported(f"nodes.address must be host:port, not {self.address!r}")
+        try:
+            host_and_port(self.address)
+        except ValueError:
+            raise Unsupported(f"nodes.address must be host:port, not {self.address!r}") from None
 
     @property
     def host(self) -> str:
         """Node 0, as the others name it."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return host_and_port(self.address)[0]
 
     @property
     def port(self) -> int:
         """Where node 0 listens."""
-        return int(self.address.rpartition(":")[2])
+        return host_and_port(self.address)[1]
 
 
 _KINDS: tuple[tuple[str, type, str], ...] = (

@@ -147,7 +147,7 @@ def test_what_several_nodes_cannot_be(how: dict[str, Any], what: str) -> None:
         EngineConfig(model="x", nodes=Nodes(2, "here:7001"), **how)
 
 
-@pytest.mark.parametrize("address", ["here", "here:", ":1", "here:0", "here:99999", "here:x"])
+@pytest.mark.parametrize("address", ["here", "here:", ":1", "here:0", "here:99999", "here:x", "here:²"])
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(Unsupported, match=r"nodes.address must be host:port"):
         Nodes(2, address)
