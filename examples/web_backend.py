@@ -28,7 +28,7 @@ from saggar.storage import Storage, key_of, open_storage
 Message = dict[str, object]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-MODEL = os.environ.get("SAGGAR_MODEL", "saggar/emoji")
+MODEL = os.environ.get("SAGGAR_MODEL") or "saggar/emoji"
 MOST_BYTES = 16 * 1024
 CURSOR = re.compile(r"\d{1,20}-\d{1,20}")
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import redis
     import redis.asyncio
 
+C = TypeVar("C")
 DAY_S = 24 * 3600
 ENV_PREFIX = "SAGGAR_"
 _SCHEMES = ("redis", "rediss", "unix")
@@ -29,6 +30,9 @@ _TOP = re.compile(r"^\w+")
 _RETRIES = 3
 Lifetime = Annotated[int, Field(ge=1, le=3650 * DAY_S)]
 """Seconds; what is longer than ten years Redis may refuse, and a script that began is not taken back."""
+
+Seconds = Annotated[float, Field(le=DAY_S, allow_inf_nan=False)]
+"""At most a day."""
 
 
 def _check_url(url: str) -> str:
@@ -73,14 +77,14 @@ class JobSettings(BaseModel):
     tombstone_ttl_s: Lifetime = DAY_S  # how long a cancel waits for its job
     max_backlog: int = Field(default=1_000_000, ge=0, le=10**12)  # messages in one lane; 0 is no limit
     low_water: float = Field(default=0.9, gt=0, le=1)  # share of max_backlog at which a full lane opens again
-    retry_after_s: float = Field(default=5.0, gt=0, le=DAY_S, allow_inf_nan=False)
+    retry_after_s: Seconds = Field(default=5.0, gt=0)
     job_events_max: int = Field(default=1_000, ge=10, le=10**9)
     run_events_max: int = Field(default=100_000, ge=10, le=10**9)
     # A run's controller without a sign of life.
-    run_lease_s: float = Field(default=15.0, ge=1, le=DAY_S, allow_inf_nan=False)
-    card_cache_s: float = Field(default=5.0, ge=0, le=DAY_S, allow_inf_nan=False)
+    run_lease_s: Seconds = Field(default=15.0, ge=1)
+    card_cache_s: Seconds = Field(default=5.0, ge=0)
     # A read may wait for 2 s.
-    socket_timeout_s: float = Field(default=30.0, ge=5, le=DAY_S, allow_inf_nan=False)
+    socket_timeout_s: Seconds = Field(default=30.0, ge=5)
 
     @classmethod
     def make(cls, **values: object) -> Self:
@@ -89,16 +93,19 @@ class JobSettings(BaseModel):
 
     @classmethod
     def from_env(
-        cls, env: Mapping[str, str] | None = None, named: Mapping[str, str] = MappingProxyType({})
+        cls,
+        env: Mapping[str, str] | None = None,
+        flags: Mapping[str, tuple[str, object]] = MappingProxyType({}),
     ) -> Self:
-        """Settings from SAGGAR_REDIS_URL, SAGGAR_KEY_PREFIX and so on; other variables are not looked at.
+        """Settings from SAGGAR_REDIS_URL, SAGGAR_KEY_PREFIX and so on; other variables are not looked at, and an empty
+        one is not set. `flags` stand above them: by field what a flag is called, and its value.
 
-        Raises ConfigError, which names the variable, or a field as it is `named`.
+        Raises ConfigError, which names the variable or the flag.
         """
-        source = os.environ if env is None else env
-        names = {name: ENV_PREFIX + name.upper() for name in cls.model_fields}
-        values = {name: source[variable] for name, variable in names.items() if variable in source}
-        return cls._named(values, {**names, **named})
+        found = from_environment(cls.model_fields, os.environ if env is None else env)
+        names = {field: variable(field) for field in found}
+        values = found | {field: value for field, (_, value) in flags.items()}
+        return cls._named(values, names | {field: name for field, (name, _) in flags.items()})
 
     @classmethod
     def _named(cls, values: Mapping[str, object], names: Mapping[str, str]) -> Self:
@@ -107,6 +114,16 @@ class JobSettings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise wrong_setting(error, cls.model_fields, names) from None
+
+
+def variable(field: str) -> str:
+    """The environment variable of a field."""
+    return ENV_PREFIX + field.upper()
+
+
+def from_environment(fields: Iterable[str], env: Mapping[str, str]) -> dict[str, object]:
+    """What the environment says of these fields. A variable that is empty is not set."""
+    return {field: value for field in fields if (value := env.get(variable(field)))}
 
 
 def wrong_setting(error: ValidationError, fields: Iterable[str], names: Mapping[str, str]) -> ConfigError:
@@ -121,34 +138,27 @@ def connect(settings: JobSettings) -> redis.Redis:
     every script of ours bears being sent twice. Raises ConfigError for a URL that cannot be used; does not
     connect yet."""
     import redis
-    from redis.backoff import ExponentialWithJitterBackoff
     from redis.retry import Retry
 
-    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), _RETRIES)
-    try:
-        return redis.Redis.from_url(
-            settings.redis_url,
-            decode_responses=True,
-            retry=retry,
-            socket_timeout=settings.socket_timeout_s,
-            socket_connect_timeout=5.0,
-        )
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"redis_url: {error}") from None
+    return _client(redis.Redis.from_url, settings, Retry)
 
 
 def connect_async(settings: JobSettings) -> redis.asyncio.Redis:
     """The same for asyncio."""
     import redis.asyncio
     from redis.asyncio.retry import Retry
+
+    return _client(redis.asyncio.Redis.from_url, settings, Retry)
+
+
+def _client(make: Callable[..., C], settings: JobSettings, retry: Callable[..., object]) -> C:
     from redis.backoff import ExponentialWithJitterBackoff
 
-    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), _RETRIES)
     try:
-        return redis.asyncio.Redis.from_url(
+        return make(
             settings.redis_url,
             decode_responses=True,
-            retry=retry,
+            retry=retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), _RETRIES),
             socket_timeout=settings.socket_timeout_s,
             socket_connect_timeout=5.0,
         )

@@ -131,7 +131,11 @@ class StorageSettings(BaseModel):
         Raises StorageConfigError naming the variable.
         """
         names = {_ENV_PREFIX + field.upper(): field for field in cls.model_fields}
-        unknown = sorted(name for name in env if name.startswith(_ENV_PREFIX) and name not in names)
+        unknown = sorted(
+            name
+            for name, value in env.items()
+            if value and name.startswith(_ENV_PREFIX) and name not in names
+        )
         if unknown:
             raise StorageConfigError(f"unknown setting {unknown[0]}; there are {', '.join(sorted(names))}")
         try:

@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from saggar.jobs.settings import DAY_S, JobSettings, wrong_setting
+from saggar.jobs.settings import JobSettings, Seconds, from_environment, variable, wrong_setting
 from saggar.workers.inputs.policy import Limits, Policy, Source
 from saggar.workers.warmups import Kind, Kinds
 
@@ -30,52 +30,9 @@ MOST_PIXELS = 178_956_970  # above it Pillow refuses whatever we say
 DEFAULT_CACHE = Path("saggar-data/models")
 DEFAULT_CALIBRATION = "saggar-data/attention.json"
 
-# Environment variable -> field. The command line's flags have the fields' names.
-ENVIRONMENT = {
-    "SAGGAR_MODEL": "model",
-    "SAGGAR_MODEL_NAME": "model_name",
-    "SAGGAR_MODEL_CACHE": "model_cache",
-    "SAGGAR_MODEL_CACHE_GIB": "model_cache_gib",
-    "SAGGAR_STORE": "store",
-    "SAGGAR_DEVICE": "device",
-    "SAGGAR_DTYPE": "dtype",
-    "SAGGAR_EXECUTOR": "executor",
-    "SAGGAR_ATTENTION": "attention",
-    "SAGGAR_CALIBRATION_FILE": "calibration_file",
-    "SAGGAR_WARMUP": "warmup",
-    "SAGGAR_RANKS": "ranks",
-    "SAGGAR_VAE_SLICING": "vae_slicing",
-    "SAGGAR_VAE_TILING": "vae_tiling",
-    "SAGGAR_COMPILE": "compile",
-    "SAGGAR_CUDA_GRAPHS": "cuda_graphs",
-    "SAGGAR_ULYSSES": "ulysses",
-    "SAGGAR_RING": "ring",
-    "SAGGAR_CFG": "cfg",
-    "SAGGAR_NODES": "nodes",
-    "SAGGAR_NODE_ADDRESS": "node_address",
-    "SAGGAR_NODE_KEY_FILE": "node_key_file",
-    "SAGGAR_MAX_BATCH": "max_batch",
-    "SAGGAR_CONCURRENCY": "concurrency",
-    "SAGGAR_SPOOL": "spool",
-    "SAGGAR_SPOOL_LIMIT_BYTES": "spool_limit_bytes",
-    "SAGGAR_LEASE_S": "lease_s",
-    "SAGGAR_AGE_BOUND_S": "age_bound_s",
-    "SAGGAR_GRACE_S": "grace_s",
-    "SAGGAR_WATCHDOG_S": "watchdog_s",
-    "SAGGAR_MAX_RESTARTS": "max_restarts",
-    "SAGGAR_LOG_LEVEL": "log_level",
-    "SAGGAR_INPUTS_FROM": "inputs_from",
-    "SAGGAR_INPUTS_PRIVATE_HOSTS": "inputs_private_hosts",
-    "SAGGAR_INPUTS_MAX_BYTES": "inputs_max_bytes",
-    "SAGGAR_INPUTS_MAX_PIXELS": "inputs_max_pixels",
-    "SAGGAR_INPUTS_MAX_FRAMES": "inputs_max_frames",
-    "SAGGAR_INPUTS_MAX_SECONDS": "inputs_max_seconds",
-    "SAGGAR_INPUTS_TIMEOUT_S": "inputs_timeout_s",
-    "SAGGAR_INPUTS_MEMORY_BYTES": "inputs_memory_bytes",
-}
-
 FLAGS = {"lease_s": "--lease", "grace_s": "--grace", "inputs_private_hosts": "--inputs-private-host"}
-"""Those of another name than the field."""
+"""Those of another name than the field. Environment variables all have the field's: SAGGAR_LEASE_S."""
+_OF_NO_VARIABLE = {"jobs", "role"}
 
 
 def _listed(value: object) -> object:
@@ -142,28 +99,12 @@ class WorkerSettings(BaseModel):
     spool_limit_bytes: int = Field(
         16 << 30, ge=1 << 20, le=MOST_BYTES, description="most bytes in the spool; full, it pauses the engine"
     )
-    lease_s: float = Field(
-        60.0,
-        ge=0.1,
-        le=DAY_S,
-        allow_inf_nan=False,
-        description="how long a job may be held without a sign of life",
-    )
-    age_bound_s: float = Field(
-        60.0, gt=0, le=DAY_S, allow_inf_nan=False, description="a key older than this begins the next batch"
-    )
-    grace_s: float = Field(
-        30.0,
-        ge=0,
-        le=DAY_S,
-        allow_inf_nan=False,
-        description="time for the running batch to finish after SIGTERM",
-    )
-    watchdog_s: float = Field(
+    lease_s: Seconds = Field(60.0, ge=0.1, description="how long a job may be held without a sign of life")
+    age_bound_s: Seconds = Field(60.0, gt=0, description="a key older than this begins the next batch")
+    grace_s: Seconds = Field(30.0, ge=0, description="time for the running batch to finish after SIGTERM")
+    watchdog_s: Seconds = Field(
         60.0,
         ge=0,
-        le=DAY_S,
-        allow_inf_nan=False,
         description="a worker that does nothing for so long while jobs wait is started anew; 0: never",
     )
     max_restarts: int = Field(
@@ -181,12 +122,8 @@ class WorkerSettings(BaseModel):
         64 << 20, ge=1, le=MOST_PIXELS, description="most pixels of a picture or of a video's frame"
     )
     inputs_max_frames: int = Field(1024, ge=1, le=10**6, description="most frames of a video")
-    inputs_max_seconds: float = Field(
-        120.0, gt=0, le=DAY_S, allow_inf_nan=False, description="longest video or sound"
-    )
-    inputs_timeout_s: float = Field(
-        60.0, gt=0, le=DAY_S, allow_inf_nan=False, description="time for one file over https"
-    )
+    inputs_max_seconds: Seconds = Field(120.0, gt=0, description="longest video or sound")
+    inputs_timeout_s: Seconds = Field(60.0, gt=0, description="time for one file over https")
     inputs_memory_bytes: int = Field(
         4 << 30, ge=1 << 20, le=MOST_BYTES, description="most bytes of decoded inputs at a time"
     )
@@ -209,9 +146,9 @@ class WorkerSettings(BaseModel):
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
         if value is not None:
-            host, _, port = value.rpartition(":")
-            if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
-                raise ValueError("is no address (allowed: host:port)")
+            from saggar.engine.checks import host_and_port  # not where only results are waited for
+
+            host_and_port(value)
         return value
 
     @model_validator(mode="after")
@@ -289,18 +226,18 @@ class WorkerSettings(BaseModel):
 
     @classmethod
     def load(cls, flags: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Self:
-        """Flags over environment over defaults. Raises ConfigError naming the flag or variable and what it takes."""
-        values: dict[str, object] = {
-            field: environ[name] for name, field in ENVIRONMENT.items() if environ.get(name)
-        }
-        names = {field: name for name, field in ENVIRONMENT.items() if field in values}
+        """Flags over environment over defaults; an empty variable is not set. Raises ConfigError naming the flag or
+        variable and what it takes."""
+        fields = cls.model_fields.keys() - _OF_NO_VARIABLE
+        values = from_environment(fields, environ)
         given = {name: value for name, value in flags.items() if value is not None}
-        values |= given
+        redis_url = given.pop("redis_url", None)
+        names = {field: variable(field) for field in values}
         names |= {field: FLAGS.get(field, f"--{field.replace('_', '-')}") for field in given}
-        redis_url = values.pop("redis_url", None)
-        job_environ = dict(environ) | ({"SAGGAR_REDIS_URL": str(redis_url)} if redis_url else {})
-        named = {"redis_url": "--redis"} if redis_url else {}
-        values.setdefault("jobs", JobSettings.from_env(job_environ, named))
+        values |= given
+        if "jobs" not in values:
+            above = {} if redis_url is None else {"redis_url": ("--redis", redis_url)}
+            values["jobs"] = JobSettings.from_env(environ, above)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -309,7 +246,7 @@ class WorkerSettings(BaseModel):
 
 def cache_settings(environ: Mapping[str, str] = os.environ) -> tuple[Path, int | None]:
     """Where models from S3 are kept, and how many bytes of them, as the environment says. Raises ConfigError."""
-    names = [name for name, field in ENVIRONMENT.items() if field in ("model_cache", "model_cache_gib")]
+    names = [variable(field) for field in ("model_cache", "model_cache_gib")]
     settings = WorkerSettings.load({}, {name: environ[name] for name in names if name in environ})
     return settings.model_cache, settings.model_cache_bytes
 

@@ -65,6 +65,19 @@ def test_from_the_environment() -> None:
     assert JobSettings.from_env({}) == JobSettings.make()
 
 
+def test_an_empty_variable_is_not_set() -> None:
+    empty = {f"SAGGAR_{name.upper()}": "" for name in JobSettings.model_fields}
+    assert JobSettings.from_env(empty) == JobSettings.make()
+
+
+def test_a_flag_stands_above_its_variable_also_when_it_is_empty() -> None:
+    env = {"SAGGAR_REDIS_URL": "redis://h/2"}
+    assert JobSettings.from_env(env, {"redis_url": ("--redis", "redis://f/1")}).redis_url == "redis://f/1"
+    for wrong in ("", "x"):
+        with pytest.raises(ConfigError, match=r"^--redis: is not a Redis URL"):
+            JobSettings.from_env(env, {"redis_url": ("--redis", wrong)})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -85,7 +98,7 @@ def test_every_number_has_bounds_that_redis_bears() -> None:
     """A script that fails at an expiry has written already what came before."""
     for name, value in JobSettings.make():
         if type(value) in (int, float):
-            for wrong in ("nan", "inf", "1e400", "9" * 40, "-1", ""):
+            for wrong in ("nan", "inf", "1e400", "9" * 40, "-1"):
                 with pytest.raises(ConfigError, match=rf"^SAGGAR_{name.upper()}: .+ \(allowed: .+\)$"):
                     JobSettings.from_env({f"SAGGAR_{name.upper()}": wrong})
 

@@ -147,3 +147,8 @@ def test_settings_from_the_environment() -> None:
         {"SAGGAR_S3_ENDPOINT": "http://h:1", "SAGGAR_S3_PATH_STYLE": "1", "SAGGAR_S3_REGION": "", "HOME": "/"}
     )
     assert settings == StorageSettings(endpoint="http://h:1", path_style=True)
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    names = ["ENDPIONT", *map(str.upper, StorageSettings.model_fields)]
+    assert StorageSettings.from_env({f"SAGGAR_S3_{name}": "" for name in names}) == StorageSettings()

@@ -18,7 +18,7 @@ from saggar.jobs.settings import JobSettings
 from saggar.workers.cli import COMMANDS, cli
 from saggar.workers.commands.run import next_steps
 from saggar.workers.servers import RedisServer
-from saggar.workers.settings import ENVIRONMENT, WorkerSettings
+from saggar.workers.settings import WorkerSettings
 from saggar.workers.told import one_line_errors
 
 from tests.jobs.samples import CARD
@@ -197,7 +197,7 @@ def test_settings_survive_the_way_to_a_child_and_hide_the_password() -> None:
 def test_a_wrong_setting_is_named_where_it_was_given_with_what_is_allowed(
     variable: str, flag: str, wrong: str, allowed: str
 ) -> None:
-    field = ENVIRONMENT[variable]
+    field = variable.removeprefix("SAGGAR_").lower()
     for flags, environ, name in (({}, {variable: wrong}, variable), ({field: wrong}, {variable: "x"}, flag)):
         with pytest.raises(ConfigError) as caught:
             WorkerSettings.load(flags, environ)
@@ -212,6 +212,22 @@ def test_every_number_of_a_worker_has_bounds_that_a_child_can_read_back() -> Non
             for wrong in ("nan", "inf", "1e400", "9" * 40, "-1"):
                 with pytest.raises(ConfigError, match=f"^--{name.removesuffix('_s').split('_')[0]}"):
                     WorkerSettings.load({name: wrong}, {})
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    fields = [*WorkerSettings.model_fields, *JobSettings.model_fields]
+    empty = {f"SAGGAR_{field.upper()}": "" for field in fields}
+    assert WorkerSettings.load({}, empty) == WorkerSettings.load({}, {})
+    with pytest.raises(ConfigError, match=r"^--redis: is not a Redis URL"):
+        WorkerSettings.load({"redis_url": ""}, {})
+    with pytest.raises(ConfigError, match=r"^--store: "):
+        WorkerSettings.load({"store": ""}, {})
+
+
+def test_jobs_and_role_have_no_variable() -> None:
+    assert WorkerSettings.load({}, {"SAGGAR_ROLE": "chores", "SAGGAR_JOBS": "{}"}) == WorkerSettings.load(
+        {}, {}
+    )
 
 
 def test_settings_of_redis_name_their_variable() -> None:

@@ -5,7 +5,6 @@ files that a job starts from.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -35,8 +34,8 @@ def redis_option(command: F) -> F:
 
 def job_settings(redis_url: str | None) -> JobSettings:
     """The environment's settings, with another URL if one is given. Raises ConfigError."""
-    environ = dict(os.environ) | ({"SAGGAR_REDIS_URL": redis_url} if redis_url is not None else {})
-    return JobSettings.from_env(environ, {"redis_url": "--redis"} if redis_url is not None else {})
+    flags = {} if redis_url is None else {"redis_url": ("--redis", redis_url)}
+    return JobSettings.from_env(flags=flags)
 
 
 def open_client(redis_url: str | None) -> JobClient:
