@@ -8,6 +8,7 @@ StorageError
 ├── SpoolFull            the local spool has no room now; it has again once uploads have gone through
 ├── StorageUnavailable   try again: 5xx, 408, 429, a slow-down, a connection that failed
 └── StorageRefused       final: any other refusal (permissions, no such bucket, bad request)
+    └── StorageDenied    it refuses this process, whatever it asks for: credentials, an expired token, the clock
 """
 
 from __future__ import annotations
@@ -53,3 +54,7 @@ class StorageRefused(StorageError):
         super().__init__(message)
         self.code = code
         self.status = status
+
+
+class StorageDenied(StorageRefused):
+    """The store refuses whoever asks, not what is asked for: once credentials or clock are right it may answer."""

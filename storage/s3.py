@@ -1,7 +1,7 @@
 """S3 and servers that speak it, by boto3. One object is one client: a process needs one, threads share it.
 
-Retries: boto3's "standard" mode inside each call, a loop with full jitter above it. 5xx, 408, 429 and failed
-connections are worth another try; every other refusal is final.
+Retries: boto3's "standard" mode inside each call, a loop with full jitter above it. s3_errors.py says which answers are
+worth another try.
 """
 
 from __future__ import annotations
@@ -9,26 +9,37 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from saggar.storage.base import ObjectInfo, StorageSettings
-from saggar.storage.errors import Conflict, NotFound, StorageConfigError, StorageRefused, StorageUnavailable
+from saggar.storage.errors import (
+    Conflict,
+    NotFound,
+    StorageConfigError,
+    StorageRefused,
+    StorageUnavailable,
+)
 from saggar.storage.files import Data, opened_data, sha256_of, size_of
 from saggar.storage.keys import check_key, check_prefix
 from saggar.storage.retry import Backoff, retrying
+from saggar.storage.s3_errors import NO_BUCKET, etag_of, no_answer, status_of, translated
 
 if TYPE_CHECKING:
-    from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CreateBucketConfigurationTypeDef, HeadObjectOutputTypeDef
+    from mypy_boto3_s3.type_defs import (
+        CreateBucketConfigurationTypeDef,
+        GetObjectOutputTypeDef,
+        HeadObjectOutputTypeDef,
+        ListObjectsV2OutputTypeDef,
+    )
 
 Result = TypeVar("Result")
 
-_NO_BUCKET = "there is no such bucket; make it, or correct the name"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BUCKET_EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -37,15 +48,6 @@ _WRITER = "saggar-writer"
 _SHA256 = "sha256"
 _MAX_EXPIRY_S = 7 * 24 * 3600  # what signature v4 allows
 _DELETE_AT_ONCE = 1000  # what the API allows
-_PASSING_STATUS = {408, 429}
-_PASSING_CODES = {
-    "RequestTimeout",
-    "SlowDown",
-    "Throttling",
-    "ConditionalRequestConflict",
-    "OperationAborted",
-}
-_NEVER = 501  # "not implemented": the one 5xx that will not pass
 
 
 class S3Storage:
@@ -92,7 +94,7 @@ class S3Storage:
         try:
             self._call(self._bucket, lambda: self._client.head_bucket(Bucket=self._bucket))
         except NotFound as error:
-            raise StorageConfigError(f"s3://{self._bucket}: {_NO_BUCKET}") from error
+            raise StorageConfigError(f"s3://{self._bucket}: {NO_BUCKET}") from error
         except StorageRefused as error:
             if error.status != 403:
                 raise
@@ -121,7 +123,9 @@ class S3Storage:
         name = self._name(key)
 
         def read() -> bytes:
-            return self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
+            found = self._client.get_object(Bucket=self._bucket, Key=name)
+            etag_of(key, found)
+            return found["Body"].read()
 
         return self._call(key, read)
 
@@ -129,28 +133,42 @@ class S3Storage:
         name = self._name(key)
         only = {"Range": f"bytes={start}-"} if start else {}
         only |= {"IfMatch": f'"{etag}"'} if etag else {}
+
+        def ask() -> GetObjectOutputTypeDef:
+            found = self._client.get_object(Bucket=self._bucket, Key=name, **only)  # type: ignore[arg-type]
+            etag_of(key, found)
+            return found
+
         try:
-            found = self._call(
-                key,
-                lambda: self._client.get_object(Bucket=self._bucket, Key=name, **only),  # type: ignore[arg-type]
-            )
+            found = self._call(key, ask)
         except StorageRefused as error:
             if error.status != 412:
                 raise
             raise Conflict(f"{key}: it was replaced meanwhile") from error
-        with _translated(key), closing(found["Body"]) as body:
-            yield from body.iter_chunks(_PIECE)
+        surplus = 0 if "ContentRange" in found else start  # a server may send the whole of it all the same
+        with translated(key), closing(found["Body"]) as body:
+            for piece in body.iter_chunks(_PIECE):
+                if surplus < len(piece):
+                    yield piece[surplus:]
+                surplus = max(0, surplus - len(piece))
 
     def head(self, key: str) -> ObjectInfo | None:
         name = self._name(key)
+
+        def look() -> HeadObjectOutputTypeDef:
+            found = self._client.head_object(Bucket=self._bucket, Key=name)
+            if "ETag" not in found or "LastModified" not in found:
+                raise no_answer(key)
+            return found
+
         try:
-            found = self._call(key, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+            found = self._call(key, look)
         except NotFound:
             return None
         return ObjectInfo(
             key=key,
             size=found["ContentLength"],
-            etag=found["ETag"].strip('"'),
+            etag=etag_of(key, found),
             modified=found["LastModified"],
             sha256=found["Metadata"].get(_SHA256),
             content_type=found["ContentType"],
@@ -160,13 +178,16 @@ class S3Storage:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._base
         token: dict[str, str] = {}
+        what = f"{self.url}/{prefix}" if prefix else self.url
+
+        def ask() -> ListObjectsV2OutputTypeDef:
+            page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=base + prefix, **token)  # type: ignore[arg-type]
+            if "IsTruncated" not in page:
+                raise no_answer(what)
+            return page
+
         while True:
-            page = self._call(
-                self.url if not prefix else f"{self.url}/{prefix}",
-                lambda more=token: self._client.list_objects_v2(  # type: ignore[misc]
-                    Bucket=self._bucket, Prefix=base + prefix, **more
-                ),
-            )
+            page = self._call(what, ask)
             for item in page.get("Contents", []):
                 key = item["Key"].removeprefix(base)
                 yield ObjectInfo(key, item["Size"], item["ETag"].strip('"'), item["LastModified"])
@@ -207,7 +228,7 @@ class S3Storage:
         if not 1 <= expires_s <= _MAX_EXPIRY_S:
             raise StorageConfigError(f"a presigned URL lives 1 to {_MAX_EXPIRY_S} seconds, not {expires_s}")
         what = {"Bucket": self._bucket, "Key": self._name(key), **more}
-        with _translated(key):
+        with translated(key):
             return self._signer.generate_presigned_url(method, Params=what, ExpiresIn=expires_s)
 
     def _name(self, key: str) -> str:
@@ -233,11 +254,12 @@ class S3Storage:
 
         def put() -> str:
             with opened_data(data) as body:
-                return self._client.put_object(
+                answer = self._client.put_object(
                     Bucket=self._bucket, Key=name, Body=body, ContentType=content_type, Metadata=tags
-                )["ETag"]
+                )
+            return etag_of(key, answer)
 
-        return self._call(key, put).strip('"')
+        return self._write(key, put)
 
     def _put_in_parts(self, key: str, path: Path, content_type: str, tags: Mapping[str, str]) -> str:
         from boto3.s3.transfer import TransferConfig
@@ -245,10 +267,14 @@ class S3Storage:
         name = self._name(key)
         parts = TransferConfig(multipart_threshold=self._settings.multipart_bytes, max_concurrency=4)
         extra = {"ContentType": content_type, "Metadata": dict(tags)}
-        self._call(
-            key,
-            lambda: self._client.upload_file(str(path), self._bucket, name, ExtraArgs=extra, Config=parts),
-        )
+
+        def send() -> None:
+            try:
+                self._client.upload_file(str(path), self._bucket, name, ExtraArgs=extra, Config=parts)
+            except KeyError as error:  # the transfer manager takes names out of answers as they are
+                raise no_answer(key) from error
+
+        self._write(key, send)
         found = self.head(key)
         if found is None or found.size != size_of(path):
             raise StorageUnavailable(f"{key}: acknowledged, yet not there in full")
@@ -267,7 +293,7 @@ class S3Storage:
         def put() -> bool:
             try:
                 with opened_data(data) as body:
-                    self._client.put_object(
+                    answer = self._client.put_object(
                         Bucket=self._bucket,
                         Key=name,
                         Body=body,
@@ -276,13 +302,14 @@ class S3Storage:
                         IfNoneMatch="*",
                     )
             except ClientError as error:
-                if _status(error) != 412:
+                if status_of(error) != 412:
                     raise
                 there = self._client.head_object(Bucket=self._bucket, Key=name)
                 return there["Metadata"].get(_WRITER) == mark
+            etag_of(key, answer)
             return True
 
-        return self._call(key, put)
+        return self._write(key, put)
 
     def _delete(self, names: Iterable[str]) -> None:
         what = [{"Key": name} for name in names]
@@ -316,12 +343,22 @@ class S3Storage:
             lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload),
         )
 
-    def _call(self, what: str, call: Callable[[], Result]) -> Result:
+    def _call(self, what: str, call: Callable[[], Result], *, writes: bool = False) -> Result:
         def once() -> Result:
-            with _translated(what):
-                return call()
+            try:
+                with translated(what):
+                    return call()
+            except NotFound as error:
+                if not writes:
+                    raise
+                raise StorageUnavailable(f"{what}: it was not found while it was written") from error
 
         return retrying(once, lambda failures: failures < self._settings.attempts, backoff=Backoff())
+
+    def _write(self, key: str, call: Callable[[], Result]) -> Result:
+        """As `_call`. A write that finds nothing is worth another try: somebody removed an upload's parts, or the
+        object that was in the way."""
+        return self._call(key, call, writes=True)
 
 
 def _client(settings: StorageSettings, endpoint: str | None) -> S3Client:
@@ -342,54 +379,21 @@ def _client(settings: StorageSettings, endpoint: str | None) -> S3Client:
         response_checksum_validation=settings.checksums,
     )
     region = settings.region or session.region_name or "us-east-1"
+    if endpoint and "@" in urlsplit(endpoint).netloc:
+        raise StorageConfigError(
+            "an endpoint of S3 holds no user and no password: credentials are boto3's own"
+        )
     try:
         return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
     except ValueError as error:
         raise StorageConfigError(f"{endpoint}: {error}") from error
 
 
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """boto3's errors in storage's words."""
-    from boto3.exceptions import Boto3Error
-    from botocore import exceptions as boto
-
-    try:
-        yield
-    except boto.ClientError as error:
-        raise _refusal(what, error) from error
-    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError) as error:
-        raise StorageUnavailable(f"{what}: {error}") from error
-    except Boto3Error as error:  # the transfer manager hides the client's error in one of its own
-        cause = error.__context__
-        if isinstance(cause, boto.ClientError):
-            raise _refusal(what, cause) from error
-        raise StorageUnavailable(f"{what}: {error}") from error
-    except boto.BotoCoreError as error:
-        raise StorageRefused(f"{what}: {error}") from error
-
-
-def _refusal(what: str, error: ClientError) -> NotFound | StorageUnavailable | StorageRefused:
-    code, status = error.response.get("Error", {}).get("Code", ""), _status(error)
-    if code == "NoSuchBucket":
-        return StorageRefused(f"{what}: {_NO_BUCKET}", code=code, status=status)
-    if status == 404:
-        return NotFound(what)
-    passing = status >= 500 or status in _PASSING_STATUS or code in _PASSING_CODES
-    if passing and status != _NEVER:
-        return StorageUnavailable(f"{what}: {error}")
-    return StorageRefused(f"{what}: {error}", code=code, status=status)
-
-
 def _md5(found: HeadObjectOutputTypeDef) -> str | None:
     """An etag is the content's MD5 unless the object came in parts or the server encrypts it with a key of its own."""
-    etag = found["ETag"].strip('"')
+    etag = etag_of("", found)
     encrypted = "kms" in found.get("ServerSideEncryption", "") or "SSECustomerAlgorithm" in found
     return etag if _MD5.fullmatch(etag) and not encrypted else None
-
-
-def _status(error: ClientError) -> int:
-    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
 
 
 def _ascii(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from threading import Event
 
 from saggar.storage.base import ObjectInfo, Storage
 from saggar.storage.errors import Conflict
-from saggar.storage.retry import Backoff, retrying
+from saggar.storage.patience import Patience
 from saggar.storage.spool import SpoolEntry, SpoolFile
 
 KeepGoing = Callable[[], bool]
@@ -20,20 +20,16 @@ def upload_entry(
     entry: SpoolEntry,
     *,
     keep_going: KeepGoing,
+    patience: Patience,
     stop: Event | None = None,
-    backoff: Backoff | None = None,
 ) -> tuple[ObjectInfo, ...]:
     """Put every file of an entry, in order, and again and again while the store is away. The entry stays.
 
     `stop` ends a wait between two tries at once.
-    Raises the last StorageUnavailable when told to stop, StorageRefused at once, Conflict when the disk has
-    lost bytes.
+    Raises the last StorageUnavailable when told to stop, StorageRefused for an object that is refused by itself,
+    Conflict when the disk has lost bytes.
     """
-    wait = backoff or Backoff()
-    return tuple(
-        retrying(partial(_put, storage, entry, file), lambda _: keep_going(), backoff=wait, stop=stop)
-        for file in entry.files
-    )
+    return tuple(patience.call(partial(_put, storage, entry, file), keep_going, stop) for file in entry.files)
 
 
 def _put(storage: Storage, entry: SpoolEntry, file: SpoolFile) -> ObjectInfo:

@@ -32,7 +32,14 @@ from saggar.jobs.record import JobError
 from saggar.jobs.schema import is_model_name
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, StorageSettings, open_storage
-from saggar.storage.errors import Conflict, InvalidKey, NotFound, StorageConfigError, StorageRefused
+from saggar.storage.errors import (
+    Conflict,
+    InvalidKey,
+    NotFound,
+    StorageConfigError,
+    StorageRefused,
+    StorageUnavailable,
+)
 from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool
 from saggar.workers.app import make_app
@@ -92,9 +99,7 @@ class ModelWorker:
         _wait_for(client)
         storage = _open_store(settings)
         stack.callback(storage.close)
-        retrying(
-            storage.probe, lambda _: True, backoff=Backoff(), stop=self._stopping
-        )  # a store may come up later
+        self._wait_for_store(storage)
         engine = stack.enter_context(Engine.make(_engine_config(settings, self._fetch_model(stack))))
         card = to_card(engine.info, settings.name, settings.max_batch)
 
@@ -151,6 +156,18 @@ class ModelWorker:
             redirect_stdouts=False,
         )
         return worker
+
+    def _wait_for_store(self, storage: Storage) -> None:
+        """Until it answers: it may come up after its workers. Refusals are raised."""
+
+        def probe() -> None:
+            try:
+                storage.probe()
+            except StorageUnavailable as error:
+                log.warning("the store cannot be reached, trying again: %s", error)
+                raise
+
+        retrying(probe, lambda _: True, backoff=Backoff(), stop=self._stopping)
 
     def _fetch_model(self, stack: ExitStack) -> str:
         """The model as the engine takes it; what S3 has is fetched first, however long S3 is away, and stays in the

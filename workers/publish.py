@@ -23,6 +23,7 @@ from saggar.jobs.schema import Job
 from saggar.storage import keys
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, SpoolFull, StorageUnavailable
+from saggar.storage.patience import Patience
 from saggar.storage.results import (
     ManifestFile,
     ManifestOutput,
@@ -33,7 +34,6 @@ from saggar.storage.results import (
     spec_digest,
     verify_result,
 )
-from saggar.storage.retry import Backoff, retrying
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
 from saggar.storage.upload import upload_entry
 from saggar.workers.encode import FACTS, Encoded
@@ -73,6 +73,7 @@ class Publisher:
 
     def __init__(self, storage: Storage, spool: Spool | None, origin: Origin) -> None:
         self.storage = storage
+        self.patience = Patience(storage)
         self.spools = spool is not None
         self._spool = spool
         self._had_room = True
@@ -83,17 +84,18 @@ class Publisher:
     ) -> Upload:
         """Encodes an output and puts its objects, for as long as it is wanted; `stop` ends a wait for the store.
 
-        Raises StorageUnavailable when it is no longer wanted and StorageRefused when the store says no for good.
+        Raises StorageUnavailable when it is no longer wanted and StorageRefused when the store refuses these objects
+        and would take others.
         """
         items, manifest, key = self.make(job, attempt, output)
         if self._spool is None:
             for item in items:
                 put = partial(self.storage.put, item.key, item.data, content_type=item.content_type)
-                retrying(put, lambda _: wanted(), backoff=Backoff(), stop=stop)
+                self.patience.call(put, wanted, stop)
             return Upload(manifest, key, None)
         entry = self._write(self._spool, job.id, attempt, items, wanted)
         try:
-            upload_entry(self.storage, entry, keep_going=wanted, stop=stop)
+            upload_entry(self.storage, entry, keep_going=wanted, patience=self.patience, stop=stop)
         except BaseException:
             self._spool.remove(entry)
             raise

@@ -25,7 +25,6 @@ from saggar.jobs.ledger import Ledger, NotStarted, Started, alone_key
 from saggar.jobs.record import JobError, JobResult
 from saggar.jobs.schema import Job
 from saggar.storage.errors import Conflict, InvalidKey, StorageRefused, StorageUnavailable
-from saggar.storage.retry import Backoff, retrying
 from saggar.workers.attempts import Attempt, Attempts
 from saggar.workers.delivery import Delivery
 from saggar.workers.encode import UnfitFormat
@@ -278,7 +277,7 @@ class Service:
 
     def _store(self, call: Callable[[], T], attempt: Attempt) -> T:
         """Calls the store until it answers. Raises StorageUnavailable once nobody wants the result any more."""
-        return retrying(call, lambda _: attempt.wanted, backoff=Backoff(), stop=attempt.over)
+        return self._publisher.patience.call(call, lambda: attempt.wanted, attempt.over)
 
     def _wait_for_an_empty_engine(self, attempt: Attempt) -> None:
         """The appetite fetches nothing beside a suspect; what was fetched before it goes first."""

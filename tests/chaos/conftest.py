@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.site import Site
 from tests.support.weed import S3Server
 
+FaultySite = tuple[Site, FaultyS3]
 MakeSite = Callable[..., Site]
 
 
@@ -30,3 +32,10 @@ def s3_site(make_site: MakeSite, s3_server: S3Server) -> Iterator[Site]:
     yield make_site(s3=s3_server)
     if s3_server.pid is None:
         s3_server.start()
+
+
+@pytest.fixture
+def faulty_site(make_site: MakeSite, s3_server: S3Server) -> Iterator[FaultySite]:
+    """A site whose store is behind a proxy, and that proxy."""
+    with FaultyS3(s3_server) as proxy:
+        yield make_site(s3=proxy), proxy

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
+from tests.chaos.conftest import FaultySite
 from tests.support.cluster import until
+from tests.support.faulty_s3 import Call, Says, fine
 from tests.support.site import LANE, Site
 
 pytestmark = pytest.mark.e2e
@@ -53,6 +55,66 @@ def test_a_full_spool_pauses_the_engine_and_fails_none(s3_site: Site) -> None:
     s3_site.check(records)
     assert spooled(s3_site) == 0
     s3_site.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Says(400, "ExpiredToken", "The provided token has expired."),
+        Says(403, "AccessDenied", "Access Denied"),
+        Says(404, "NoSuchBucket", "The specified bucket does not exist"),
+    ],
+    ids=lambda refusal: refusal.code,
+)
+def test_a_store_that_refuses_everybody_fails_none(faulty_site: FaultySite, refusal: Says) -> None:
+    """A token that expired, a policy that changed, a bucket that is gone: made outputs wait until it is mended."""
+    site, proxy = faulty_site
+    worker = site.worker()
+    site.serving(1)
+    proxy.rule = lambda _: refusal
+    ids = site.submit(20)
+    until(lambda: spooled(site) >= 20, 60, "all made meanwhile")
+    until(lambda: "takes nothing now" in worker.log.read_text(), 30, "a line that says so")
+    assert site.states() == {"running": 20}
+    proxy.rule = fine
+    records = site.wait(ids)
+    assert {record.attempt for record in records} == {1}
+    site.check(records)
+    assert spooled(site) == 0
+    assert proxy.server.secret_key not in site.logs()
+    site.nothing_is_left()
+
+
+def test_a_place_that_is_refused_fails_its_jobs_alone(faulty_site: FaultySite) -> None:
+    site, proxy = faulty_site
+    site.worker()
+    site.serving(1)
+    proxy.rule = lambda call: Says(403, "AccessDenied", "Access Denied") if "/closed/" in call.key else None
+    refused = site.submit(3, output={"prefix": "closed"})
+    others = site.submit(3, first=3)
+    assert {record.error.kind for record in site.wait(refused) if record.error} == {"storage"}
+    site.check(site.wait(others))
+    site.nothing_is_left()
+
+
+def test_a_worker_ends_while_its_store_does_not_answer(faulty_site: FaultySite) -> None:
+    """After the grace time, without what it could not store; another one makes that again."""
+    site, proxy = faulty_site
+    worker = site.worker("--grace", "1")
+    site.serving(1)
+
+    def hang(_: Call) -> None:
+        proxy.over.wait()
+
+    proxy.rule = hang
+    ids = site.submit(5)
+    until(lambda: spooled(site) >= 5, 60, "all made meanwhile")
+    worker.terminate()
+    until(lambda: not site.processes(), 30, "the end of all processes")
+    proxy.rule = fine
+    site.worker()
+    site.check(site.wait(ids))
+    assert spooled(site) == 0
 
 
 def steady(site: Site, seconds: float = 3.0) -> bool:

@@ -11,6 +11,7 @@ from saggar.storage.base import ObjectInfo, Storage
 from saggar.storage.errors import Conflict, StorageRefused, StorageUnavailable
 from saggar.storage.files import Data
 from saggar.storage.local import LocalStorage
+from saggar.storage.patience import Patience
 from saggar.storage.retry import Backoff
 from saggar.storage.s3 import S3Storage
 from saggar.storage.spool import Spool, SpoolEntry, SpoolItem
@@ -55,7 +56,7 @@ def assert_uploaded(storage: Storage, entry: SpoolEntry) -> None:
 
 def test_everything_goes_up_and_the_entry_stays(spool: Spool, store: Storage) -> None:
     entry = entry_of(spool)
-    infos = upload_entry(store, entry, keep_going=lambda: True)
+    infos = upload_entry(store, entry, keep_going=lambda: True, patience=Patience(store))
     assert [info.sha256 for info in infos] == [file.sha256 for file in entry.files]
     assert_uploaded(store, entry)
     assert spool.used_bytes == entry.size
@@ -63,7 +64,7 @@ def test_everything_goes_up_and_the_entry_stays(spool: Spool, store: Storage) ->
 
 def test_an_outage_fails_nothing(spool: Spool, tmp_path: Path) -> None:
     storage, entry = Flaky(tmp_path / "objects", failures=50), entry_of(spool)
-    upload_entry(storage, entry, keep_going=lambda: True, backoff=QUICK)
+    upload_entry(storage, entry, keep_going=lambda: True, patience=Patience(storage, QUICK))
     assert_uploaded(storage, entry)
 
 
@@ -75,21 +76,23 @@ def test_it_ends_when_nobody_wants_it(spool: Spool, tmp_path: Path) -> None:
         return len(asked) < 5
 
     with pytest.raises(StorageUnavailable):
-        upload_entry(storage, entry_of(spool), keep_going=until_the_lease_is_lost, backoff=QUICK)
+        upload_entry(
+            storage, entry_of(spool), keep_going=until_the_lease_is_lost, patience=Patience(storage, QUICK)
+        )
     assert len(asked) == 5
 
 
 def test_a_refusal_is_final(spool: Spool, tmp_path: Path) -> None:
     storage = Flaky(tmp_path / "objects", failures=1, error=StorageRefused("no"))
     with pytest.raises(StorageRefused):
-        upload_entry(storage, entry_of(spool), keep_going=lambda: True)
+        upload_entry(storage, entry_of(spool), keep_going=lambda: True, patience=Patience(storage))
 
 
 def test_bytes_that_changed_on_the_disk_are_not_passed_off(spool: Spool, local_store: LocalStorage) -> None:
     entry = entry_of(spool)
     entry.path(entry.files[1]).write_bytes(b"rotten")
     with pytest.raises(Conflict):
-        upload_entry(local_store, entry, keep_going=lambda: True)
+        upload_entry(local_store, entry, keep_going=lambda: True, patience=Patience(local_store))
 
 
 def test_a_stop_ends_a_wait_between_two_tries_at_once(spool: Spool, tmp_path: Path) -> None:
@@ -97,7 +100,12 @@ def test_a_stop_ends_a_wait_between_two_tries_at_once(spool: Spool, tmp_path: Pa
     hours = Backoff(base_s=3600, cap_s=3600)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(
-            upload_entry, storage, entry_of(spool), keep_going=lambda: True, stop=stop, backoff=hours
+            upload_entry,
+            storage,
+            entry_of(spool),
+            keep_going=lambda: True,
+            patience=Patience(storage, hours),
+            stop=stop,
         )
         assert storage.failed.wait(10)
         stop.set()
@@ -114,8 +122,10 @@ def test_uploads_go_on_when_a_killed_server_is_back(
         failed.set()
         return True
 
+    patience = Patience(s3_store, Backoff(base_s=0.1, cap_s=1.0))
+
     def upload(entry: SpoolEntry) -> None:
-        upload_entry(s3_store, entry, keep_going=still_wanted, backoff=Backoff(base_s=0.1, cap_s=1.0))
+        upload_entry(s3_store, entry, keep_going=still_wanted, patience=patience)
 
     before = [entry_of(spool, number) for number in range(5)]
     during = [entry_of(spool, number) for number in range(5, 40)]

@@ -37,6 +37,7 @@ from saggar.workers.settings import HANDED_ON, WorkerSettings
 from saggar.workers.translate import to_card
 
 from tests.support.cluster import WorkerProcess, noop_model, until
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.weed import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ class Site:
     """
 
     folder: Path
-    s3: S3Server | None = None
+    s3: S3Server | FaultyS3 | None = None
     lease_s: float = 2.0
     kind: Kind = "valkey"
     workers: list[WorkerProcess] = field(default_factory=list)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from collections.abc import Callable
 from typing import IO
 
 from saggar.storage.base import Storage, open_storage
-from saggar.storage.errors import InvalidKey, NotFound, StorageConfigError, StorageRefused, StorageUnavailable
+from saggar.storage.errors import (
+    InvalidKey,
+    NotFound,
+    StorageConfigError,
+    StorageDenied,
+    StorageRefused,
+    StorageUnavailable,
+)
 from saggar.storage.retry import Backoff, retrying
 from saggar.workers.inputs.addresses import Resolve, resolve
 from saggar.workers.inputs.bad import BadInput
@@ -16,6 +24,7 @@ from saggar.workers.inputs.folders import copy_file
 from saggar.workers.inputs.policy import Limits, Place, Policy
 from saggar.workers.inputs.web import Cut, Web, too_large
 
+log = logging.getLogger(__name__)
 OpenStore = Callable[[str], Storage]
 
 
@@ -98,8 +107,17 @@ class Fetcher:
                 if ticket.over.is_set():
                     raise StorageUnavailable("not wanted any more")
 
+        def read_once_allowed() -> None:
+            try:
+                read()
+            except StorageDenied as error:  # an expired token, a wrong clock: no job is at fault
+                log.warning("input files wait, the store refuses this worker: %s", error)
+                raise StorageUnavailable(str(error)) from error
+
         try:
-            retrying(read, lambda _: not ticket.over.is_set(), backoff=Backoff(), stop=ticket.over)
+            retrying(
+                read_once_allowed, lambda _: not ticket.over.is_set(), backoff=Backoff(), stop=ticket.over
+            )
         except NotFound as error:
             raise BadInput("there is no such object", "objects that are there") from error
         except InvalidKey as error:

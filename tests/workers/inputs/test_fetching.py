@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from saggar.storage.base import open_storage
-from saggar.storage.errors import StorageUnavailable
+from saggar.storage.errors import StorageDenied, StorageUnavailable
 from saggar.workers.inputs.addresses import resolve
 from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.fetch import Fetcher, Ticket
@@ -259,23 +259,28 @@ def test_objects_of_buckets(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 class Away:
     """A store that is away a few times and then not."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, error: Exception) -> None:
+        self.error = error
         self.times = times
 
     def read(self, key: str) -> Iterator[bytes]:
         self.times -= 1
         yield b"first half, "
         if self.times >= 0:
-            raise StorageUnavailable("away")
+            raise self.error
         yield b"second half"
 
 
-def test_a_store_that_is_away_is_asked_until_it_is_back_or_nobody_wants_it() -> None:
+@pytest.mark.parametrize("error", [StorageUnavailable("away"), StorageDenied("the token has expired")])
+def test_a_store_that_is_away_is_asked_until_it_is_back_or_nobody_wants_it(error: Exception) -> None:
+    """One that refuses this worker, whatever it asks for, is no job's fault either."""
     policy = Policy.make("s3://bucket")
-    fetcher = Fetcher(policy, Limits(), open_store=lambda url: Away(3))  # type: ignore[arg-type,return-value]
+    fetcher = Fetcher(policy, Limits(), open_store=lambda url: Away(3, error))  # type: ignore[arg-type,return-value]
     with fetcher.fetch("s3://bucket/uploads/a", Ticket()) as file:
         assert file.read() == b"first half, second half"
     ticket = Ticket()
     ticket.cancel()
     with pytest.raises(StorageUnavailable):
-        Fetcher(policy, Limits(), open_store=lambda url: Away(3)).fetch("s3://bucket/uploads/a", ticket)  # type: ignore[arg-type,return-value]
+        Fetcher(policy, Limits(), open_store=lambda url: Away(3, error)).fetch(
+            "s3://bucket/uploads/a", ticket
+        )  # type: ignore[arg-type,return-value]
