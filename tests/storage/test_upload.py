@@ -82,8 +82,17 @@ def test_it_ends_when_nobody_wants_it(spool: Spool, tmp_path: Path) -> None:
     assert len(asked) == 5
 
 
-def test_a_refusal_is_final(spool: Spool, tmp_path: Path) -> None:
-    storage = Flaky(tmp_path / "objects", failures=1, error=StorageRefused("no"))
+class Closed(LocalStorage):
+    """Refuses what is under `out/`."""
+
+    def put(self, key: str, data: Data, *, content_type: str, metadata=None) -> ObjectInfo:
+        if key.startswith("out/"):
+            raise StorageRefused("no")
+        return super().put(key, data, content_type=content_type, metadata=metadata)
+
+
+def test_a_refusal_of_these_objects_alone_is_final(spool: Spool, tmp_path: Path) -> None:
+    storage = Closed(tmp_path / "objects")
     with pytest.raises(StorageRefused):
         upload_entry(storage, entry_of(spool), keep_going=lambda: True, patience=Patience(storage))
 
