@@ -42,3 +42,6 @@ if __name__ == "__main__":  # the engine's processes import this file anew
         main()
     except EngineError as error:  # no such model, a parameter out of range: one line says what is allowed
         sys.exit(f"offline_t2i: {error}")
+    except KeyboardInterrupt:
+        print("offline_t2i: stopped", file=sys.stderr)
+        sys.exit(130)

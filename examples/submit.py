@@ -34,3 +34,6 @@ if __name__ == "__main__":
         sys.exit(f"submit: {error}")
     except RedisError as error:
         sys.exit(f"submit: Redis, which SAGGAR_REDIS_URL names, cannot be used: {error}")
+    except KeyboardInterrupt:  # what is queued is made all the same
+        print("submit: stopped; a job that was submitted goes on", file=sys.stderr)
+        sys.exit(130)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import av
+import psutil
 import pytest
 import soundfile
 from PIL import Image
+from pydantic import JsonValue
 from saggar.engine.models.tiny import make_tiny
-from saggar.jobs import AsyncJobClient, JobClient
+from saggar.jobs import AsyncJobClient, JobClient, JobSettings, connect
+from saggar.jobs.cards import Cards, ModelCard
 from saggar.storage import open_storage
 
 from examples import web_backend
-from tests.support.cluster import WorkerProcess, noop_model
+from tests.support.cluster import WorkerProcess, noop_model, until
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parent.parent
@@ -252,6 +257,52 @@ def test_what_an_example_cannot_do_is_told_in_a_line(tmp_path: Path, command: st
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "said"),
+    [
+        ("offline_t2i.py", "noop", "offline_t2i: stopped\n"),
+        ("text_to_video.py", "noop-video", "saggar: stopped\n"),
+    ],
+)
+def test_ctrl_c_ends_an_example_in_a_line(tmp_path: Path, script: str, model: str, said: str) -> None:
+    folder = make_tiny(model, tmp_path / model)
+    words = {"steps": {"default": 100_000}, "sleep_s": {"default": 0.01}}
+    (folder / "saggar.json").write_text(json.dumps({"params": words}))
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / script),
+        "x",
+        "--model",
+        str(folder),
+        "--to",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: psutil.Process(process.pid).children(), 60, "the rank")
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (130, said)
+
+
+def test_ctrl_c_ends_the_wait_for_a_job_in_a_line(redis_url: str) -> None:
+    schema: dict[str, JsonValue] = {"type": "object", "properties": {}}
+    with closing(connect(JobSettings(redis_url=redis_url))) as client:
+        card = ModelCard(model="noop", family="noop", tasks=["t2i"], params_schema=schema)
+        Cards(client, JobSettings()).publish(card, "w")
+    with subprocess.Popen(
+        [sys.executable, "-u", str(ROOT / "examples/submit.py"), "a cat", "--model", "noop"],
+        env=os.environ | {"SAGGAR_REDIS_URL": redis_url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "submitted" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (130, "submit: stopped; a job that was submitted goes on\n")
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "examples").glob("[!_]*.py")))

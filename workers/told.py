@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,8 @@ import click
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What a caller, a file or a server that is away brings about ends the process with a line and status 2. Anything
-    else is a fault of ours and passes."""
+    """What a caller, a file or a server that is away brings about ends the process with a line and status 2, Ctrl-C
+    with one and 130. Anything else is a fault of ours and passes."""
     import redis
 
     try:
@@ -36,6 +37,8 @@ def one_line_errors() -> Iterator[None]:
         _end(f"Redis refuses a command: {str(error).partition(', with args')[0]}")
     except OSError as error:
         _end(str(error))
+    except KeyboardInterrupt:
+        _end("stopped", 128 + signal.SIGINT)
 
 
 def _ours() -> tuple[type[Exception], ...]:
@@ -50,6 +53,6 @@ def _ours() -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
-def _end(line: str) -> NoReturn:
+def _end(line: str, status: int = 2) -> NoReturn:
     click.secho(f"saggar: {line}", fg="red", err=True)
-    sys.exit(2)
+    sys.exit(status)

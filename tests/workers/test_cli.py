@@ -120,6 +120,12 @@ def test_what_others_bring_about_is_one_line(
     assert "a cat" not in told
 
 
+def test_ctrl_c_is_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise KeyboardInterrupt
+    assert (ended.value.code, capsys.readouterr().err) == (130, "saggar: stopped\n")
+
+
 def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command where `pip install saggar` without extras was all."""
     libraries = ["torch", "numpy", "diffusers", "transformers", "safetensors", "PIL", "av", "soundfile"]
