@@ -95,10 +95,13 @@ def main(control: int, pulse: int, *links: int) -> int:
     for message in _HARMLESS:
         warnings.filterwarnings("ignore", message=message)
     channel = Channel(socket.socket(fileno=control))
-    path = cast("list[str] | None", channel.receive())
-    if path is not None:  # None: the engine lives on another machine
-        sys.path[:] = path
-    start = cast(Start, channel.receive())
+    try:
+        path = cast("list[str] | None", channel.receive())
+        if path is not None:  # None: the engine lives on another machine
+            sys.path[:] = path
+        start = cast(Start, channel.receive())
+    except ChannelClosed:  # who started it was interrupted
+        return 0
     activity = Activity()
     send_pulses(socket.socket(fileno=pulse), activity, start.config.patience.pulse_s)
     channels = [Channel(socket.socket(fileno=link)) for link in links]

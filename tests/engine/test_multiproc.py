@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -229,6 +230,23 @@ def test_ctrl_c_closes_the_engine_and_its_rank(models: Callable[[str], Path]) ->
     assert errors.count("Traceback") == 1
     assert process.returncode != 0
     eventually(lambda: not alive(rank))
+
+
+def test_a_rank_whose_parent_was_interrupted_as_it_started_says_nothing() -> None:
+    ours, control = socket.socketpair()
+    pulses, pulse = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with control, pulses, pulse:
+        ours.close()
+        fds = [control.fileno(), pulse.fileno()]
+        done = subprocess.run(
+            [sys.executable, "-m", "saggar.engine.worker.process", *map(str, fds)],
+            pass_fds=fds,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 IMPORTS = """
