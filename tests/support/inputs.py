@@ -147,6 +147,35 @@ def flipped(data: bytes, begin: float = 0.5, every: int = 7) -> bytes:
     return bytes(changed)
 
 
+def claims_frames(frames: int) -> bytes:
+    """A small MP4 whose index says that it has so many frames, of a byte each: FFmpeg makes an entry of each."""
+    data = bytearray(video())
+    for name, place, value in (
+        (b"stsz", 8, 1),
+        (b"stsz", 12, frames),
+        (b"stts", 12, frames),
+        (b"stsc", 16, frames),
+    ):
+        begin = data.index(name) + place
+        data[begin : begin + 4] = struct.pack(">I", value)
+    return bytes(data)
+
+
+def many_scans(scans: int, size: tuple[int, int] = (64, 64)) -> bytes:
+    """A progressive JPEG that repeats its last pass so many times."""
+    data = image(form="JPEG", size=size, progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * scans + data[-2:]
+
+
+def larger_frames() -> bytes:
+    """VP8 of 992 x 992 pixels in a WebM that says 16 x 16."""
+    data = video(3, (992, 992), form="webm", codec="libvpx")
+    for name in (b"\xb0\x82", b"\xba\x82"):
+        data = data.replace(name + struct.pack(">H", 992), name + struct.pack(">H", 16))
+    return data
+
+
 def playlist() -> bytes:
     """What FFmpeg, left to guess, takes for a list of further files."""
     return b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
@@ -179,6 +208,16 @@ BAD_IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "html": (lambda: b"<!DOCTYPE html><html><body>404</body></html>", "HTML"),
     "cut png": (lambda: image(size=(200, 200), color=RED)[:-40], "cannot be decoded"),
     "cut jpeg": (lambda: _noise("JPEG")[:900], "cannot be decoded"),
+    "many passes": (
+        lambda: many_scans(200),
+        "is a JPEG of too many scans or segments (allowed: at most 128 ",
+    ),
+    "many comments": (
+        lambda: b"\xff\xd8" + b"\xff\xfe\0\x02" * 20_000 + image(form="JPEG")[2:],
+        "is a JPEG of too many scans or segments",
+    ),
+    "32 bits": (lambda: image("I", "TIFF"), "has channels of 32 bits (allowed: 8 or 16 bits a channel)"),
+    "floats": (lambda: image("F", "TIFF"), "has channels of 32 bits (allowed: 8 or 16 bits a channel)"),
     "header alone": (lambda: image()[:20], "cannot be read: OSError"),
     "huge header": (lambda: png_header(60_000, 60_000), "far too many pixels"),
     "large header": (
@@ -186,10 +225,10 @@ BAD_IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
         "has 9000 x 9000 pixels (allowed: at most 67108864 pixels)",
     ),
     "little behind a header": (lambda: png_header(4000, 4000), "cannot be decoded"),
-    "animated gif": (lambda: animation("GIF"), "is animated or has several pages (3)"),
-    "animated webp": (lambda: animation("WEBP"), "is animated or has several pages (3)"),
-    "animated png": (lambda: animation("PNG"), "is animated or has several pages (3)"),
-    "pages": (lambda: animation("TIFF"), "is animated or has several pages (3)"),
+    "animated gif": (lambda: animation("GIF"), "is animated or has several pages"),
+    "animated webp": (lambda: animation("WEBP"), "is animated or has several pages"),
+    "animated png": (lambda: animation("PNG"), "is animated or has several pages"),
+    "pages": (lambda: animation("TIFF"), "is animated or has several pages"),
     "a video": (video, "is no picture that is read (MP4)"),
     "a sound": (sound, "is no picture that is read (WAV)"),
     "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unknown form"),
@@ -207,6 +246,8 @@ BAD_VIDEOS: dict[str, tuple[Callable[[], bytes], str]] = {
     "long": (lambda: video(frames=30, fps=Fraction(1, 10)), "lasts 300.0 s (allowed: at most 120 s)"),
     "many frames": (lambda: video(frames=1030, size=(16, 16), fps=Fraction(100)), "more than 1024 frames"),
     "no pictures": (sound_only, "has no pictures in it"),
+    "a vast index": (lambda: claims_frames(2_000_000), "has more than 1024 frames"),
+    "larger frames": (larger_frames, "has frames of 992 x 992 pixels and says 16 x 16"),
     "an old codec": (
         lambda: video(form="mp4", codec="mpeg2video", fps=Fraction(25)),
         "is coded as mpeg2video",

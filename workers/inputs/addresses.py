@@ -16,6 +16,12 @@ Resolve: TypeAlias = Callable[[str, int], list[str]]
 
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST6 = ipaddress.ip_network("2000::/3")
+"""All that IANA has given out. The rest holds old ways to write an IPv4 address, which `is_global` takes for public."""
+_METADATA = frozenset(
+    map(ipaddress.ip_address, ("168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Where clouds keep their credentials beside the link-local 169.254.169.254: Azure, Oracle, AWS and Google by IPv6."""
 _NEVER_ALLOWED = "hosts with a public address"
 
 
@@ -28,7 +34,7 @@ def resolve(host: str, port: int) -> list[str]:
 def allowed_address(host: str, addresses: list[str], *, private: bool) -> str:
     """The first address that may be connected to; `private`: also one of a private network or of this machine.
 
-    Raises BadInput when there is none. Link-local ones (where clouds keep their credentials) never are.
+    Raises BadInput when there is none. Those where clouds keep their credentials, link-local and others, never are.
     """
     for text in addresses:
         if _may(ipaddress.ip_address(text.partition("%")[0]), private):
@@ -43,8 +49,10 @@ def _may(address: Address, private: bool) -> bool:
         return _may(inner, private)
     if address.is_link_local or address.is_multicast or address.is_unspecified or address == _BROADCAST:
         return False
+    if address in _METADATA:
+        return False
     if address.is_global:
-        return True
+        return address.version == 4 or address in _UNICAST6
     return private and (address.is_private or address.is_loopback)
 
 

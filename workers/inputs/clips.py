@@ -54,11 +54,11 @@ class Video:
         return Clip(frames, self._fps, sound)
 
     def _check_size(self, stream: VideoStream) -> None:
+        if stream.codec_context.name not in VIDEO_CODECS:
+            raise BadInput(f"is coded as {stream.codec_context.name}", ALLOWED)
         if not 0 < self._width * self._height <= self._limits.pixels:
             allowed = f"frames of 1 to {self._limits.pixels} pixels"
             raise BadInput(f"has frames of {self._width} x {self._height} pixels", allowed)
-        if stream.codec_context.name not in VIDEO_CODECS:
-            raise BadInput(f"is coded as {stream.codec_context.name}", ALLOWED)
 
     def _count(self, container: InputContainer, stream: VideoStream) -> int:
         """Frames, by the packets: one each. Ends early once there are too many."""
@@ -99,6 +99,9 @@ class Video:
         for frame in container.decode(stream):
             if frame.is_corrupt:
                 raise BadInput("is damaged: a frame cannot be decoded", ALLOWED)
+            if frame.width * frame.height > self._width * self._height:  # room was counted for those
+                said, has = f"{self._width} x {self._height}", f"{frame.width} x {frame.height}"
+                raise BadInput(f"has frames of {has} pixels and says {said}", "frames as large as it says")
             picture = rgb(frame)
             if frames is None:
                 frames = np.empty((self._frames, *picture.shape), np.uint8)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import IO, TYPE_CHECKING, NoReturn, cast
 
 from saggar.workers.inputs.bad import BadInput
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 FORMS = {"MP4": "mov", "WEBM": "matroska"}
 VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "prores", "mjpeg"})
 AUDIO_CODECS = frozenset({"aac", "mp3", "mp3float", "opus", "vorbis", "flac", "alac", "ac3"})
+_PCM = "pcm_"
 MOST_CHANNELS = 8
 RATES = (8000, 192_000)
 
 
 def is_sound_codec(name: str) -> bool:
     """Of those that are decoded."""
-    return name in AUDIO_CODECS or name.startswith("pcm_")
+    return name in AUDIO_CODECS or name.startswith(_PCM)
 
 
 def codec_of(stream: Stream) -> CodecContext:
@@ -51,14 +53,23 @@ def opened(file: IO[bytes], allowed: str) -> Iterator[InputContainer]:
             format=FORMS[kind],
             metadata_errors="replace",
             io_open=_refuse,
-            container_options={"protocol_whitelist": "none"},
+            container_options={"protocol_whitelist": "none", "codec_whitelist": _decoders()},
         ) as container:
             yield cast("InputContainer", container)
-    except BadInput:
+    except (BadInput, MemoryError):
         raise
     except (av.FFmpegError, ValueError, OverflowError) as error:
-        text = " ".join(str(error).split())
+        text = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise BadInput(f"is damaged, or cut short: {text[:120]}", allowed) from error
+
+
+@cache
+def _decoders() -> str:
+    """The names of those that FFmpeg may use when it looks into a file, before we see what is in it."""
+    import av
+
+    pcm = {name for name in av.codecs_available if name.startswith(_PCM)}
+    return ",".join(sorted(VIDEO_CODECS | AUDIO_CODECS | pcm))
 
 
 def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:

@@ -52,6 +52,10 @@ class DecoderFailed(Exception):
     """No file's fault."""
 
 
+class DecoderEnded(Exception):
+    """It ended in the middle of a file, whose fault that may be."""
+
+
 class Decoder:
     """One process. An order at a time; after an error it must be ended."""
 
@@ -66,21 +70,26 @@ class Decoder:
             )
         self._socket = ours
 
+    @property
+    def lives(self) -> bool:
+        """It has not ended meanwhile."""
+        return self._process.poll() is None
+
     def begin(self, over: threading.Event) -> None:
         """Waits until it can be asked, so that what is asked has its time for itself. Raises Stopped, DecoderFailed."""
         try:
             self._receive(_START_S, over)
-        except BadInput as error:
+        except (BadInput, DecoderEnded) as error:
             raise DecoderFailed("a decoder could not be started; standard error says why") from error
 
     def ask(
         self, order: Mapping[str, object], fds: list[int], timeout_s: float, over: threading.Event
     ) -> dict[str, object]:
-        """The answer. Raises BadInput when the file has ended the process or took too long, and Stopped."""
+        """The answer. Raises DecoderEnded when the process has, BadInput when the file took too long, and Stopped."""
         try:
             socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
         except OSError as error:
-            raise BadInput(f"has ended the decoder ({error.strerror})", _ALLOWED) from error
+            raise DecoderEnded from error
         return self._receive(timeout_s, over)
 
     def _receive(self, timeout_s: float, over: threading.Event) -> dict[str, object]:
@@ -93,9 +102,9 @@ class Decoder:
         try:
             data = self._socket.recv(ORDER_BYTES)
         except OSError as error:
-            raise BadInput(f"has ended the decoder ({error.strerror})", _ALLOWED) from error
+            raise DecoderEnded from error
         if not data:
-            raise BadInput("has ended the decoder", _ALLOWED)
+            raise DecoderEnded
         answer: dict[str, object] = json.loads(data)
         return answer
 
@@ -158,13 +167,26 @@ class Decoders:
     def _ask(
         self, order: Mapping[str, object], fds: list[int], limits: Limits, over: threading.Event
     ) -> dict[str, object]:
-        with self._one(over) as decoder:
-            answer = decoder.ask(order, fds, limits.decode_s, over)
+        """A second time, by another process, where the first has ended: the system kills some when memory is short."""
+        try:
+            answer = self._ask_one(order, fds, limits, over)
+        except DecoderEnded:
+            log.warning("a decoder ended while it had a file; another one is asked")
+            try:
+                answer = self._ask_one(order, fds, limits, over)
+            except DecoderEnded as error:
+                raise BadInput("has ended the decoder, twice", _ALLOWED) from error
         if trace := answer.get("trace"):
             log.warning("an input file met an error that was not foreseen:\n%s", trace)
         if isinstance(bad := answer.get("bad"), list):
             raise BadInput(str(bad[0]), str(bad[1]))
         return answer
+
+    def _ask_one(
+        self, order: Mapping[str, object], fds: list[int], limits: Limits, over: threading.Event
+    ) -> dict[str, object]:
+        with self._one(over) as decoder:
+            return decoder.ask(order, fds, limits.decode_s, over)
 
     @contextmanager
     def _one(self, over: threading.Event) -> Iterator[Decoder]:
@@ -183,7 +205,10 @@ class Decoders:
         """None: start another one."""
         since = time.monotonic()
         with self._changed:
-            while not self._free:
+            while True:
+                self._bury()
+                if self._free:
+                    return self._free.pop()
                 if over.is_set():
                     raise Stopped
                 waited = time.monotonic() - max(since, self._grown_at)
@@ -193,7 +218,13 @@ class Decoders:
                     self._starting = True
                     return None
                 self._changed.wait(min(_LOOK_S, self._patience_s))
-            return self._free.pop()
+
+    def _bury(self) -> None:
+        """Those of the idle that have ended are forgotten: the next file shall not pay for it."""
+        for decoder in [one for one in self._free if not one.lives]:
+            decoder.end()
+            self._free.remove(decoder)
+            self._living -= 1
 
     def _new(self, over: threading.Event) -> Decoder:
         """Once it can be asked. One at a time, for several that start slow one another down."""

@@ -26,7 +26,7 @@ from saggar.workers.inputs.web import WebUnavailable
 
 FETCHING = 8
 """Jobs whose files are fetched or decoded at a time; as many again over https."""
-SMALL_BYTES = 16 << 20
+SMALL_BYTES = 24 << 20
 """What decoding a small file takes, at most: a picture of a million pixels."""
 _LOOK_S = 0.1
 Inputs = Mapping[str, Sequence[Media]]

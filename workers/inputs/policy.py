@@ -17,7 +17,11 @@ from saggar.workers.inputs.bad import BadInput
 
 HTTPS_PORT = 443
 
-_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]|[0-9a-f:]+", re.ASCII)
+_HOST = re.compile(
+    r"(?=.{1,253}$)(\*\.)?[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*|\[[0-9a-f:.]+\]|[0-9a-f:]+", re.ASCII
+)
+_LAYERS = 8
+"""Of percent-encoding, at most: more is refused."""
 _SOURCES_ALLOWED = "s3://bucket/folder, file:///folder or https://host/folder"
 
 
@@ -138,9 +142,22 @@ def _split_web(uri: str) -> Place | None:
         host, port = (parts.hostname or "").lower().rstrip("."), parts.port or HTTPS_PORT
     except ValueError:
         return None
-    if "@" in parts.netloc or not _HOST.fullmatch(host) or not _is_plain(unquote(parts.path)):
+    if "@" in parts.netloc or not _HOST.fullmatch(host) or not _is_plain_web(parts.path):
         return None
     return Place("https", host, port, parts.path or "/", parts.query)
+
+
+def _is_plain_web(path: str) -> bool:
+    """However often whoever stands in front of the host decodes it, and where it cuts parameters off a part."""
+    for _ in range(_LAYERS):
+        plainer = unquote(path)
+        named = "/".join(part.partition(";")[0] for part in plainer.split("/"))
+        if not _is_plain(plainer) or not _is_plain(named):
+            return False
+        if plainer == path:
+            return True
+        path = plainer
+    return False
 
 
 def _is_plain(path: str) -> bool:

@@ -139,6 +139,8 @@ class Web:
             found, _ = self._policy.find(urljoin(here, location))
         except BadInput as error:
             raise BadInput(f"a redirect {error.message}", error.allowed) from error
+        except ValueError as error:  # of urljoin
+            raise BadInput("a redirect is not a URI that can be read", self._policy.allowed) from error
         if found.scheme != "https":
             raise BadInput("a redirect leaves https", self._policy.allowed)
         return found

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import psutil
 import pytest
 from saggar.workers.inputs.bad import BadInput
-from saggar.workers.inputs.decoders import Decoder, DecoderFailed, Decoders, Stopped
+from saggar.workers.inputs.decoder import _GRACE_S, _SPARE
+from saggar.workers.inputs.decoders import Decoder, DecoderEnded, DecoderFailed, Decoders, Stopped
+from saggar.workers.inputs.pictures import PEAK_BYTES
 from saggar.workers.inputs.policy import Limits
 
-from tests.support.inputs import RED, image, sound, tone, video
+from tests.support.inputs import RED, claims_frames, image, sound, tone, video
 from tests.support.wait import until
 
 LIMITS = Limits()
@@ -48,7 +52,7 @@ def idle(decoders: Decoders) -> Decoder:
 
 
 def test_one_process_does_one_file_after_the_other(decoders: Decoders, picture: IO[bytes]) -> None:
-    assert decoders.measure("image", picture, False, LIMITS, NEVER) == 12 * 8 * 12
+    assert decoders.measure("image", picture, False, LIMITS, NEVER) == 12 * 8 * PEAK_BYTES
     first = idle(decoders)
     for _ in range(3):
         found = decoders.read("image", picture, False, LIMITS, NEVER)
@@ -58,15 +62,68 @@ def test_one_process_does_one_file_after_the_other(decoders: Decoders, picture: 
     assert idle(decoders) is first
 
 
-def test_one_that_was_killed_costs_one_file(decoders: Decoders, picture: IO[bytes]) -> None:
+def test_one_that_was_killed_while_idle_costs_nothing(decoders: Decoders, picture: IO[bytes]) -> None:
     decoders.measure("image", picture, False, LIMITS, NEVER)
     dead = idle(decoders)
     dead._process.kill()
     dead._process.wait()
-    with pytest.raises(BadInput, match="has ended the decoder"):
-        decoders.read("image", picture, False, LIMITS, NEVER)
     assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
     assert idle(decoders) is not dead
+    assert decoders._living == 1
+
+
+def test_a_file_whose_decoder_ended_is_given_to_another_once(
+    decoders: Decoders, picture: IO[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have killed the first one, for want of memory, with a good file in its hands."""
+    ask, asked = Decoder.ask, []
+
+    def killed(self: Decoder, *args: Any) -> dict[str, object]:
+        asked.append(self)
+        if len(asked) <= times:
+            self._process.kill()
+            self._process.wait()
+        return ask(self, *args)
+
+    monkeypatch.setattr(Decoder, "ask", killed)
+    times = 1
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+    asked.clear()
+    times = 2
+    with pytest.raises(BadInput, match="has ended the decoder, twice"):
+        decoders.read("image", picture, False, LIMITS, NEVER)
+    assert len(asked) == 2
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+
+
+def test_what_stops_the_workers_group_does_not_stop_them(decoders: Decoders, picture: IO[bytes]) -> None:
+    """Ctrl-C in a terminal, and systemd, tell all processes; the worker still finishes its jobs."""
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    told = idle(decoders)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        told._process.send_signal(number)
+    assert is_red(decoders.read("image", picture, False, LIMITS, NEVER))
+    assert idle(decoders) is told
+
+
+def test_they_go_before_the_worker_where_memory_runs_out(decoders: Decoders, picture: IO[bytes]) -> None:
+    decoders.measure("image", picture, False, LIMITS, NEVER)
+    assert Path(f"/proc/{idle(decoders)._process.pid}/oom_score_adj").read_text() == "1000\n"
+
+
+def test_one_that_nobody_kills_ends_by_itself(tmp_path: Path) -> None:
+    """As after a worker's SIGKILL, in the middle of a library that does not come back."""
+    decoder = Decoder()
+    decoder.begin(NEVER)
+    (tmp_path / "large.png").write_bytes(image(size=(6000, 6000)))
+    at_once = asdict(replace(LIMITS, decode_s=0.001 - _GRACE_S))
+    with (tmp_path / "large.png").open("rb") as file, pytest.raises(DecoderEnded):
+        memory = os.memfd_create("test")
+        order = {"kind": "image", "alpha": False, "limits": at_once, "most": sys.maxsize}
+        decoder.ask(order, [file.fileno(), memory], 60.0, NEVER)
+    os.close(memory)
+    assert decoder._process.wait() == -signal.SIGALRM
+    decoder.end()
 
 
 def test_one_that_hangs_is_killed(decoders: Decoders, picture: IO[bytes]) -> None:
@@ -161,11 +218,15 @@ def test_what_is_not_wanted_any_more_ends(decoders: Decoders, picture: IO[bytes]
 
 
 def test_memory_has_a_bound(decoders: Decoders, tmp_path: Path) -> None:
-    """Whatever a file brings a decoder to ask for."""
-    (tmp_path / "a.mp4").write_bytes(video(2, (1280, 720)))
+    """Whatever a file brings a decoder to ask for: here four kilobytes, two gigabytes of FFmpeg's index."""
+    (tmp_path / "a.mp4").write_bytes(claims_frames(80_000_000))
     with (tmp_path / "a.mp4").open("rb") as file:
-        process = psutil.Process(idle_after(decoders, file)._process.pid)
-        assert process.rlimit(psutil.RLIMIT_AS)[0] == 2 * LIMITS.memory + (6 << 30)
+        with pytest.raises(BadInput):
+            decoders.read("video", file, False, LIMITS, NEVER)
+        status = Path(f"/proc/{idle(decoders)._process.pid}/status").read_text()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert peak is not None
+    assert int(peak[1]) << 10 < _SPARE
 
 
 def test_they_are_told_no_secret(
@@ -175,11 +236,6 @@ def test_they_are_told_no_secret(
         monkeypatch.setenv(name, "a-secret")
     decoders.measure("image", picture, False, LIMITS, NEVER)
     assert "a-secret" not in psutil.Process(idle(decoders)._process.pid).environ().values()
-
-
-def idle_after(decoders: Decoders, file: IO[bytes]) -> Decoder:
-    decoders.measure("video", file, False, LIMITS, NEVER)
-    return idle(decoders)
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -14,9 +15,12 @@ from PIL import Image
 from saggar.engine.media import Clip, Sound
 from saggar.jobs.errors import InvalidJob
 from saggar.jobs.schema import Job
+from saggar.workers.inputs.bad import BadInput
+from saggar.workers.inputs.container import opened
 from saggar.workers.inputs.decoders import Stopped
 from saggar.workers.inputs.fetch import Ticket
 from saggar.workers.inputs.load import InputLoader
+from saggar.workers.inputs.pictures import Picture
 from saggar.workers.inputs.sniff import kind_of
 
 from tests.support.inputs import (
@@ -27,6 +31,7 @@ from tests.support.inputs import (
     decoders,
     image,
     input_loader,
+    many_scans,
     nan_wav,
     sound,
     sound_only,
@@ -55,9 +60,9 @@ def job(folder: Path, kind: str, task: str = "i2i") -> Job:
     return Job.model_validate({"model": "noop", "prompt": "p", "task": task, "inputs": {kind: [uri]}})
 
 
-def sixteen_bits() -> bytes:
+def sixteen_bits(form: str) -> bytes:
     target = io.BytesIO()
-    Image.fromarray(np.arange(96, dtype=np.uint16).reshape(8, 12) * 600).save(target, "PNG")
+    Image.fromarray(np.arange(96, dtype=np.uint16).reshape(8, 12) * 600).save(target, form)
     return target.getvalue()
 
 
@@ -73,7 +78,6 @@ PICTURES: dict[str, Callable[[], bytes]] = {
     "gray with alpha": lambda: image("LA", color=(77, 100)),
     "palette": lambda: image("P", color=5),
     "one bit": lambda: image("1", color=1),
-    "16 bits": sixteen_bits,
     "cmyk": lambda: image("CMYK", "JPEG", color=(10, 200, 90, 20)),
     "alpha": lambda: image("RGBA", color=(200, 30, 60, 90)),
     **{f"turned {way}": (lambda way=way: turned_jpeg(way)) for way in range(1, 9)},
@@ -88,6 +92,15 @@ def test_a_picture_is_what_diffusers_makes_of_it(name: str, load: Callable[..., 
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, np.asarray(wanted))
     np.testing.assert_array_equal(load("mask", data), np.asarray(wanted.convert("L")))
+
+
+def test_gray_of_16_bits_keeps_its_upper_8(load: Callable[..., np.ndarray]) -> None:
+    """`load_image` makes white of everything above 255."""
+    wanted = (np.arange(96, dtype=np.uint16).reshape(8, 12) * 600 >> 8).astype(np.uint8)
+    for form in ("PNG", "TIFF"):
+        found = load("image", sixteen_bits(form))
+        np.testing.assert_array_equal(found, np.stack([wanted] * 3, axis=2))
+        np.testing.assert_array_equal(load("mask", sixteen_bits(form)), wanted)
 
 
 def test_alpha_is_kept_for_tasks_that_take_it(load: Callable[..., np.ndarray], tmp_path: Path) -> None:
@@ -186,6 +199,7 @@ def test_a_bad_file_is_one_error_that_names_it(
     text = str(refused.value)
     assert text.startswith(f"inputs.{kind}[0]: ") and "(allowed: " in text
     assert says in text
+    assert "Errno" not in text
     assert len(text) < 400
 
 
@@ -201,7 +215,7 @@ def test_room_is_taken_for_all_files_and_given_back(tmp_path: Path, load: Callab
 
 
 def test_what_no_room_is_large_enough_for_is_refused(tmp_path: Path, load: Callable[..., object]) -> None:
-    with pytest.raises(InvalidJob, match="inputs: take 120000 bytes when decoded"):
+    with pytest.raises(InvalidJob, match="inputs: take 140000 bytes when decoded"):
         load("image", image(size=(100, 100)), loader=input_loader(tmp_path.as_uri(), memory=100_000))
 
 
@@ -215,6 +229,54 @@ def test_a_ticket_ends_the_wait_for_room(tmp_path: Path) -> None:
         with pytest.raises(Stopped), loader.held(job(tmp_path, "image"), ticket):
             pass
     assert loader._budget.used == 0
+
+
+def test_pages_are_not_counted() -> None:
+    """A second one is looked for, and no further: a file of 200 MB may hold ten millions."""
+    frame = b"\x21\xf9\x04\0\x01\0\0\0\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x44\x01\0"
+    file = Counting(b"GIF89a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff" + frame * 50_000 + b";")
+    with pytest.raises(BadInput, match="is animated or has several pages"):
+        Picture(file, 1 << 20, "RGB")
+    assert file.count < 5_000
+
+
+class Counting(io.BytesIO):
+    """Bytes read."""
+
+    count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.count += len(data)
+        return data
+
+
+def test_what_is_counted_for_a_picture_depends_on_its_library() -> None:
+    for form, peak in (("PNG", 14), ("JPEG", 14), ("WEBP", 24), ("AVIF", 24)):
+        with tempfile.TemporaryFile() as file:
+            file.write(image(form=form))
+            assert Picture(file, 1 << 20, "RGB").bytes == 12 * 8 * peak
+
+
+def test_a_jpeg_of_passes_and_of_two_pictures_is_read(load: Callable[..., np.ndarray]) -> None:
+    """Progressive, with segments that hold pictures, and with bytes of any kind behind its end, as phones write it."""
+    thumbnail = image(form="JPEG", size=(8, 8), progressive=True)
+    behind = many_scans(500)
+    data = image(form="JPEG", progressive=True, comment=thumbnail * 20) + behind
+    assert load("image", data).shape == (8, 12, 3)
+    two = io.BytesIO()
+    Image.new("RGB", (12, 8), RED).save(
+        two, "MPO", save_all=True, append_images=[Image.new("RGB", (6, 4), RED)]
+    )
+    assert load("image", two.getvalue()).shape == (8, 12, 3)
+    assert load("image", many_scans(100)).shape == (64, 64, 3)
+
+
+def test_a_file_is_looked_into_by_the_named_codecs_alone() -> None:
+    """FFmpeg would open whatever it has for a track, to learn its pixel format, before we see what the track is."""
+    for codec, known in (("mpeg2video", False), ("libx264", True)):
+        with opened(io.BytesIO(video(codec=codec, fps=Fraction(25))), "") as container:
+            assert (container.streams.video[0].codec_context.pix_fmt is not None) == known
 
 
 def test_bytes_say_what_a_file_is() -> None:

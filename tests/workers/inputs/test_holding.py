@@ -23,6 +23,7 @@ from saggar.workers.inputs.decoders import Decoders, Stopped
 from saggar.workers.inputs.fetch import Fetcher, Ticket
 from saggar.workers.inputs.hold import Files
 from saggar.workers.inputs.load import SMALL_BYTES, InputLoader
+from saggar.workers.inputs.pictures import PEAK_BYTES
 from saggar.workers.inputs.policy import Limits, Policy
 from saggar.workers.settings import WorkerSettings
 
@@ -39,7 +40,7 @@ def test_many_jobs_at_once_stay_within_the_memory(tmp_path: Path) -> None:
     (tmp_path / "uploads").mkdir()
     (tmp_path / "uploads" / "a.png").write_bytes(image(size=(100, 100)))
     uri = (tmp_path / "uploads" / "a.png").as_uri()
-    peak = 100 * 100 * 12
+    peak = 100 * 100 * PEAK_BYTES
     loader = input_loader(tmp_path.as_uri(), memory=2 * peak)
     seen: list[int] = []
     failed: list[BaseException] = []
@@ -119,8 +120,8 @@ def files(folder: Path, *sizes: tuple[int, int]) -> list[str]:
     return [(folder / "uploads" / f"{number}.png").as_uri() for number in range(len(sizes))]
 
 
-LARGE = (1300, 1100)
-assert LARGE[0] * LARGE[1] * 12 > SMALL_BYTES
+LARGE = (1500, 1300)
+assert LARGE[0] * LARGE[1] * PEAK_BYTES > SMALL_BYTES
 
 
 @pytest.mark.parametrize(
