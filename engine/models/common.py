@@ -12,6 +12,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from saggar.engine.config import Pixels
+from saggar.engine.errors import RowFailed
 from saggar.engine.media import Media
 from saggar.engine.models.state import RequestState, Row
 from saggar.engine.request import Request
@@ -161,12 +162,22 @@ def to_pixels(images: torch.Tensor, pixels: Pixels) -> list[np.ndarray]:
 
 
 def pixel_array(images: torch.Tensor, pixels: Pixels) -> np.ndarray:
-    """The same as one array [n, H, W, 3]: the frames of a video."""
+    """The same as one array [n, H, W, 3]: the frames of a video. RowFailed: see `require_finite`."""
+    require_finite(images)
     scaled = (images * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).float()
     if pixels == "uint8":
         scaled = (scaled * 255).round().to(torch.uint8)
     whole: np.ndarray = scaled.cpu().contiguous().numpy()
     return whole
+
+
+def require_finite(decoded: torch.Tensor) -> torch.Tensor:
+    """What a decoder has made. RowFailed: it holds a NaN or an infinity, which would come out as black or silence."""
+    if not decoded.isfinite().all():
+        raise RowFailed(
+            "what was decoded is not finite: the decoder's weights are damaged, or its dtype is too narrow"
+        )
+    return decoded
 
 
 def picture(array: Media) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from saggar.engine.errors import LoadError
 from saggar.engine.models.capabilities import Capabilities, capabilities
 from saggar.engine.models.registry import AnyFamily, family_in, outlined
-from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.checkpoint import Checkpoint, readable
 from saggar.engine.models.source.files import WEIGHTS, needed
 from saggar.engine.models.source.weights import PICKLES, Tensor, read_header, read_weights
 from saggar.engine.request import JsonValue, ModelInfo
@@ -81,7 +81,8 @@ def inspect_model(model: str, max_batch: int = 8, outline: Path | None = None) -
 
 def _inspect(model: str, max_batch: int, folder: Path, here: bool) -> Inspection:
     family = family_in(folder, model)
-    parts = tuple(_parts(family))
+    with readable(folder):
+        parts = tuple(_parts(family))
     can = capabilities(type(family), (family.checkpoint.class_name,))
     return Inspection(family.info(model, max_batch, ""), can, str(folder) if here else None, parts)
 

@@ -58,10 +58,12 @@ def _frames(pipe: Any, video: torch.Tensor, params: LTX2Params, noise: torch.Ten
 
 def _sound(pipe: Any, sound: torch.Tensor, shape: Shape) -> Sound:
     """By mel spectrogram and vocoder."""
+    from saggar.engine.models.common import require_finite
+
     vae = pipe.audio_vae
     bins = vae.config.mel_bins // pipe.audio_vae_mel_compression_ratio
     sound = pipe._denormalize_audio_latents(sound, vae.latents_mean, vae.latents_std)
     sound = pipe._unpack_audio_latents(sound, shape.sound, num_mel_bins=bins).to(vae.dtype)
     wave = pipe.vocoder(vae.decode(sound, return_dict=False)[0])[0]
-    samples = wave.float().clamp(-1, 1).T.cpu().contiguous().numpy()
+    samples = require_finite(wave).float().clamp(-1, 1).T.cpu().contiguous().numpy()
     return Sound(samples, pipe.vocoder.config.output_sampling_rate)

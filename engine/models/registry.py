@@ -20,7 +20,7 @@ from saggar.engine.errors import EngineError, LoadError, Unsupported
 from saggar.engine.models.base import Family
 from saggar.engine.models.diffusers_any.family import family_of
 from saggar.engine.models.packages import import_plugins
-from saggar.engine.models.source.checkpoint import Checkpoint
+from saggar.engine.models.source.checkpoint import Checkpoint, readable
 from saggar.engine.models.source.huggingface import fetch, outlined_on_hub, split_id
 
 AnyFamily: TypeAlias = Family[Any, Any, Any]
@@ -65,6 +65,11 @@ def open_family(model: str) -> AnyFamily:
 
 def family_in(folder: Path, model: str) -> AnyFamily:
     """As `open_family`, of a folder whose model has that name."""
+    with readable(folder):
+        return _family_in(folder, model)
+
+
+def _family_in(folder: Path, model: str) -> AnyFamily:
     checkpoint = Checkpoint(folder)
     known = families()
     family = known.get(checkpoint.class_name) or family_of(checkpoint.class_name)

@@ -168,7 +168,9 @@ class StableAudio(TorchFamily[StableAudioParams]):
         ):
             params = state.params
             cut = whole[..., int(params.audio_start_in_s * rate) : int(_end(params, longest) * rate)]
-            samples = cut.float().clamp(-1, 1).transpose(1, 2).cpu().contiguous().numpy()
+            samples = (
+                common.require_finite(cut).float().clamp(-1, 1).transpose(1, 2).cpu().contiguous().numpy()
+            )
             sounds.append([Sound(one, rate) for one in samples])
         return sounds
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from saggar.engine.config import EngineConfig
 from saggar.engine.errors import Unsupported
 from saggar.engine.models.registry import AnyFamily, open_family
+from saggar.engine.models.source.checkpoint import readable
 from saggar.engine.parallel.cfg import OverRanks
 from saggar.engine.parallel.mesh import Mesh
 from saggar.engine.platform.base import Placement
@@ -79,7 +80,8 @@ def _plain(config: EngineConfig, family: AnyFamily, extension: Extension, slot: 
         if getattr(config, wish):
             raise Unsupported(f"{wish} says nothing to {family.name}, a family without torch: leave it out")
     placement = Placement(config.pixels, numerics="exact")
-    family.load(placement)
+    with readable(family.checkpoint.folder):
+        family.load(placement)
     return _Loaded(Runner(family, config.max_batch, extension=extension), lambda: placement.numerics)
 
 
@@ -93,7 +95,8 @@ def _with_torch(
     from saggar.engine.platform.select import place
 
     placement, platform = place(config, slot)
-    family.load(placement)
+    with readable(family.checkpoint.folder):
+        family.load(placement)
     spare_memory(config, family)
     if config.vae_tiling:
         for decoder in family.decoders().values():

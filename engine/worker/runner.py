@@ -99,10 +99,16 @@ class Runner:
                 with self.activity.doing("denoise", shape):
                     noise = self.family.denoise_step([state], self.limits.of(key))[state.id]
                 self.family.step_scheduler(state, noise)
+                state.finite.append(self.family.finite(state))
+                _require_finite(state)
                 with self.activity.doing("decode", shape):
                     self.family.post_decode([state])
         except Exception as error:
-            raise LoadError(f"the warm-up failed: {type(error).__name__}: {error}") from error
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            folder = self.family.checkpoint.folder
+            raise LoadError(
+                f"the warm-up failed: {why}: if {folder} is at fault, its parts are damaged or not of one model"
+            ) from error
         self.family.counters.clear()
 
     def failure(self, error: Exception) -> EngineError:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5EncoderModel
 
 
 def weights(folder: Path) -> Path:
@@ -174,3 +179,70 @@ def a_parameter_that_is_none(folder: Path) -> None:
 def a_size_that_is_none(folder: Path) -> None:
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": "a", "sample_size": None}))
+
+
+def _config(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def a_part_left_out(folder: Path) -> None:
+    _config(folder / "model_index.json", vae=[None, None])
+
+
+def layers_below_none(folder: Path) -> None:
+    _config(folder / "transformer" / "config.json", num_layers=-1)
+
+
+def fewer_text_layers(folder: Path) -> None:
+    _config(folder / "text_encoder" / "config.json", num_hidden_layers=1)
+
+
+def _rewritten(path: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The first weight that is a matrix, changed."""
+    tensors = load_file(path)
+    name = min(name for name, value in tensors.items() if value.dim() > 1)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def whole_numbers(folder: Path) -> None:
+    _rewritten(weights(folder / "transformer"), lambda value: (value * 100).to(torch.int8))
+
+
+def whole_text_numbers(folder: Path) -> None:
+    _rewritten(weights(folder / "text_encoder"), lambda value: (value * 100).to(torch.int32))
+
+
+def nan_weights(folder: Path) -> None:
+    _rewritten(weights(folder / "transformer"), lambda value: value * torch.nan)
+
+
+def a_nan_decoder(folder: Path) -> None:
+    path = weights(folder / "vae")
+    tensors = load_file(path)
+    tensors["decoder.conv_in.weight"] *= torch.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def a_text_encoder_of_another_width(folder: Path) -> None:
+    config = T5Config.from_pretrained(folder / "text_encoder_3")
+    config.d_model *= 2
+    shutil.rmtree(folder / "text_encoder_3")
+    T5EncoderModel(config).save_pretrained(folder / "text_encoder_3")
+
+
+def an_empty_tokenizer(folder: Path) -> None:
+    for path in (folder / "tokenizer").iterdir():
+        path.unlink()
+
+
+def a_tokenizer_without_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+
+
+def an_index_without_metadata(folder: Path) -> None:
+    path = weights(folder / "transformer")
+    shard = path.rename(path.with_name("diffusion_pytorch_model-00001-of-00001.safetensors"))
+    names = {name: shard.name for name in header(shard)[0] if name != "__metadata__"}
+    index = path.with_name("diffusion_pytorch_model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": names}))

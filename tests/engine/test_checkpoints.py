@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import struct
@@ -22,7 +23,9 @@ from saggar.engine import (
     open_family,
 )
 from saggar.engine.config import WarmUp
-from saggar.engine.models import registry
+from saggar.engine.models import inspection, registry
+from saggar.engine.models.inspection import inspect_model
+from saggar.engine.models.source import loading
 from saggar.engine.models.source.weights import read_header, read_weights
 from saggar.engine.models.tiny import make_tiny, tiny_models
 from saggar.engine.models.torch_family import TorchFamily
@@ -43,21 +46,32 @@ from tests.engine.damage import (
     a_missing_text_weight,
     a_missing_weight,
     a_module_of_its_own,
+    a_nan_decoder,
     a_nested_pipeline,
     a_parameter_that_is_none,
+    a_part_left_out,
     a_part_that_is_not_named,
     a_pickle,
     a_pointer,
     a_size_that_is_none,
+    a_text_encoder_of_another_width,
     a_tokenizer_with_code,
+    a_tokenizer_without_vocabulary,
     an_auto_model,
     an_empty_file,
+    an_empty_tokenizer,
+    an_index_without_metadata,
     damaged_json,
+    fewer_text_layers,
+    layers_below_none,
     missing_component,
     missing_configuration,
+    nan_weights,
     truncated_weights,
     unknown_component_class,
     weights,
+    whole_numbers,
+    whole_text_numbers,
     wrong_shapes,
     wrong_text_shapes,
 )
@@ -111,6 +125,32 @@ def sd3(models: Models, tmp_path: Path) -> Path:
         (a_damaged_tokenizer, "tokenizer: .*"),
         (a_damaged_scheduler, r"scheduler_config\.json: Expecting value"),
         (unknown_component_class, "component vae: diffusers has no class AutoencoderXYZ"),
+        (
+            a_part_left_out,
+            r"model_index\.json: component vae is left out, and StableDiffusion3Pipeline cannot",
+        ),
+        (
+            layers_below_none,
+            r"transformer: weights do not fit .*transformer_blocks\.0 is one more than the 0",
+        ),
+        (fewer_text_layers, r"text_encoder: weights do not fit .*layers\.1 is one more than the 1 of its"),
+        (whole_numbers, r"transformer: weights do not fit .*weight is I8 and should be floating"),
+        (whole_text_numbers, r"text_encoder: weights do not fit .*weight is I32 and should be floating"),
+        (nan_weights, "the warm-up failed: RowFailed: the latents are not finite after step 1"),
+        (a_nan_decoder, "the warm-up failed: RowFailed: what was decoded is not finite"),
+        (
+            a_text_encoder_of_another_width,
+            "the warm-up failed: RuntimeError: .* its parts are damaged or not of",
+        ),
+        (an_empty_tokenizer, r"tokenizer: tokenizer_config\.json is missing: copy or fetch it again"),
+        (
+            a_tokenizer_without_vocabulary,
+            r"tokenizer: the tokenizer has no vocabulary, such as tokenizer\.json",
+        ),
+        (
+            an_index_without_metadata,
+            r"safetensors\.index\.json: it has no metadata: copy or fetch it again",
+        ),
     ],
 )
 def test_a_bad_checkpoint_is_one_clear_error_at_load(
@@ -121,6 +161,26 @@ def test_a_bad_checkpoint_is_one_clear_error_at_load(
         load(EngineConfig(model=str(sd3), executor="local", threads=1))
     assert str(sd3) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_read_is_named(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, and so may tests: the system's answer is pretended."""
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path / "x" if path.is_dir() else path))
+
+    says = r"/x: Permission denied: let this process read all of the folder, and leave it as it is"
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "read_weights", refuse)
+        with pytest.raises(LoadError, match=says):
+            load(EngineConfig(model=str(sd3), executor="local", threads=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(inspection, "read_weights", refuse)
+        with pytest.raises(LoadError, match=says):
+            inspect_model(str(sd3))
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(LoadError, match=r"model_index\.json: Permission denied: let this process read all"):
+        open_family(str(sd3))
 
 
 ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}

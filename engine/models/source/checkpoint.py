@@ -9,7 +9,8 @@ has none: with "" guidance works without asking.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,18 @@ LARGE_BYTES = 1 << 20
 SAMPLE_BYTES = 1 << 16
 """So many bytes of each."""
 _LONGEST_NAME = 100
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Around what reads the files of a folder. LoadError: one cannot be read, or went away meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        raise LoadError(
+            f"{error.filename or folder}: {error.strerror or error}: let this process read all of the folder, and"
+            " leave it as it is meanwhile"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,11 @@ class Checkpoint:
 
     @cached_property
     def revision(self) -> str:
-        """A digest of the folder: small files whole, of large ones name, size, start and end."""
+        """A digest of the folder: small files whole, of large ones name, size, start and end. LoadError."""
+        with readable(self.folder):
+            return self._digest()
+
+    def _digest(self) -> str:
         digest = hashlib.sha256()
         for path in sorted(self.folder.rglob("*")):
             if path.is_file() and not any(
@@ -150,8 +167,6 @@ def _sample(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, JsonValue]:
-    try:
+    with readable(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise LoadError(f"{path}: {error}") from error
     return json_object(content, path)

@@ -17,6 +17,7 @@ from saggar.engine.request import JsonValue
 INDEX = "model_index.json"
 SETTINGS = "saggar.json"
 WEIGHTS = ".safetensors"
+AGAIN = "copy or fetch it again"
 SMALL = (".json", ".txt", ".model", ".jinja")
 """Configurations and what tokenizers are made of."""
 
@@ -67,7 +68,7 @@ def json_object(text: str | bytes, where: object) -> dict[str, JsonValue]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{where}: {error}") from error
+        raise LoadError(f"{where}: {error}: {AGAIN}") from error
     if not isinstance(content, dict):
         raise LoadError(f"{where}: not a JSON object")
     return content

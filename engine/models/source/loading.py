@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import logging
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,12 +16,16 @@ from typing import Any
 import torch
 from saggar.engine.errors import EngineError, LoadError
 from saggar.engine.models.source.checkpoint import Checkpoint
-from saggar.engine.models.source.weights import AGAIN, Weights, read_weights
+from saggar.engine.models.source.files import AGAIN
+from saggar.engine.models.source.weights import Weights, read_weights
 from saggar.engine.platform.base import Placement
 
 LIBRARIES = ("diffusers", "transformers")
 _LONGEST_REASON = 400
 _AUTO = {"AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor"}
+_NEEDED = ("transformer", "unet", "vae", "scheduler")
+"""Parts without which no pipeline makes anything, unless its class says so. Some do without an encoder of texts."""
+_VOCABULARY = re.compile(r"tokenizer\.json|tekken\.json|vocab.*\.(json|txt)|.*\.(model|tiktoken)")
 _SMALL = {
     "BaseGuidance",
     "FeatureExtractionMixin",
@@ -42,7 +48,8 @@ def load_pipeline(
     that the checkpoint names, by component, of the same library, or anywhere as `module:Class`.
 
     Weights come from safetensors alone: a pickle could run code. All files are looked at before any is loaded.
-    LoadError: a missing or damaged component, wrong shapes, weights that lack names, no safetensors.
+    LoadError: a missing or damaged component, wrong shapes or dtypes, weights that lack names or have more layers
+    than their config.json, no safetensors.
     """
     for library in LIBRARIES:
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
@@ -53,6 +60,7 @@ def load_pipeline(
         for name, source in checkpoint.components.items()
         if source
     }
+    _require_parts(class_name, checkpoint)
     weights = {
         name: read_weights(checkpoint.folder / name)
         for name, kind in kinds.items()
@@ -77,6 +85,17 @@ def load_component(checkpoint: Checkpoint, name: str, placement: Placement) -> A
     kind = _kind(checkpoint, name, source[1])
     weights = {name: read_weights(folder)} if issubclass(kind, torch.nn.Module) else {}
     return _load_part(kind, folder, weights, placement)
+
+
+def _require_parts(class_name: str, checkpoint: Checkpoint) -> None:
+    kind = getattr(importlib.import_module("diffusers"), class_name, None)
+    optional = getattr(kind, "_optional_components", ())
+    for name in _NEEDED:
+        if checkpoint.components.get(name, "") is None and name not in optional:
+            raise LoadError(
+                f"{checkpoint.folder}/model_index.json: component {name} is left out, and {class_name} cannot do"
+                " without it"
+            )
 
 
 def _kind(checkpoint: Checkpoint, name: str, class_name: str, instead: str = "") -> type[Any]:
@@ -124,12 +143,27 @@ def _load_part(kind: Any, folder: Path, weights: Mapping[str, Weights], placemen
         if folder.name in weights:
             return _load_module(kind, folder, weights[folder.name], placement)
         options = {"trust_remote_code": False} if kind.__name__ in _AUTO else {}  # or it asks at the terminal
-        return kind.from_pretrained(str(folder), local_files_only=True, **options)
+        part: object = kind.from_pretrained(str(folder), local_files_only=True, **options)
     except EngineError:
         raise
     except Exception as error:
         wrong = _disagreements(kind, folder, weights[folder.name]) if folder.name in weights else ""
         raise LoadError(f"{folder}: {wrong or _one_line(error)}") from error
+    _check_tokenizer(getattr(part, "tokenizer", part), folder)
+    return part
+
+
+def _check_tokenizer(part: object, folder: Path) -> None:
+    """LoadError: it was made of nothing, which transformers does without a word: all texts would be one to it."""
+    if not any(base.__name__ == "PreTrainedTokenizerBase" for base in type(part).__mro__):
+        return
+    names = {path.name for path in folder.iterdir()}
+    if "tokenizer_config.json" not in names:
+        raise LoadError(f"{folder}: tokenizer_config.json is missing: {AGAIN}")
+    if getattr(part, "vocab_files_names", None) and not any(map(_VOCABULARY.fullmatch, names)):
+        raise LoadError(
+            f"{folder}: the tokenizer has no vocabulary, such as tokenizer.json or vocab.json: {AGAIN}"
+        )
 
 
 def _load_module(kind: Any, folder: Path, weights: Weights, placement: Placement) -> torch.nn.Module:
@@ -151,9 +185,39 @@ def _load_module(kind: Any, folder: Path, weights: Weights, placement: Placement
         f"{key[0]} is {_shape(key[1])} and should be {_shape(key[2])}" for key in info["mismatched_keys"]
     ]
     wrong += [f"{key} is missing" for key in info["missing_keys"]]
+    wrong += _surplus_layers(module, info["unexpected_keys"])
+    wrong += _no_floats(module, weights)
     if wrong:
         raise LoadError(f"{folder}: {_told(wrong)}")
     return module.to(placement.device).requires_grad_(False).eval()  # type: ignore[no-any-return]
+
+
+def _surplus_layers(module: torch.nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """Layers in the weights behind the last one that the configuration counts: without them it computes something else.
+    Other names that are not known are passed over, as both libraries do.
+    """
+    counts = {
+        name: len(layers)
+        for name, layers in module.named_modules()
+        if isinstance(layers, torch.nn.ModuleList)
+    }
+    found = set()
+    for key in unexpected:
+        parts = key.split(".")
+        for at, number in enumerate(parts):
+            layers = ".".join(parts[:at])
+            if number.isdecimal() and int(number) >= counts.get(layers, math.inf):
+                found.add(f"{layers}.{number} is one more than the {counts[layers]} of its config.json")
+    return sorted(found)
+
+
+def _no_floats(module: torch.nn.Module, weights: Weights) -> list[str]:
+    """Whole numbers in the file where the model computes with fractions: a quantization that nothing undoes."""
+    return [
+        f"{name} is {weights.tensors[name].dtype} and should be floating"
+        for name, value in module.state_dict().items()
+        if value.is_floating_point() and name in weights.tensors and weights.tensors[name].whole
+    ]
 
 
 def _disagreements(kind: Any, folder: Path, weights: Weights) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,13 +23,16 @@ def load_own(make: Callable[[], M], sources: Mapping[Path, Rename], placement: P
 
     It is built without memory, and each tensor is read straight to the device: floats in the placement's dtype, others
     as they are. All headers are looked at before any weight is read. LoadError: a file is missing or damaged; a tensor
-    is missing, unknown, of another shape, or in two files. Buffers must be in the files too: one that is computed in
-    the constructor and not saved (`persistent=False`) is refused, for it would have no values.
+    is missing, unknown, of another shape, of whole numbers where floats belong, or in two files. Buffers must be in the
+    files too: one that is computed in the constructor and not saved (`persistent=False`) is refused, for it would have
+    no values.
     """
     with torch.device("meta"):
         module = make()
-    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    names = {path: _names(path, rename, shapes) for path, rename in sources.items()}
+    wanted = module.state_dict()
+    shapes = {name: tuple(value.shape) for name, value in wanted.items()}
+    floats = {name for name, value in wanted.items() if value.is_floating_point()}
+    names = {path: _names(path, rename, shapes, floats) for path, rename in sources.items()}
     whole = ", ".join(str(path) for path in sources)
     _refuse(whole, [f"{name} is missing" for name in sorted(shapes.keys() - _once(names))])
     computed = [name for name, _ in module.named_buffers() if name not in shapes]
@@ -39,7 +42,9 @@ def load_own(make: Callable[[], M], sources: Mapping[Path, Rename], placement: P
     return module.requires_grad_(False).eval()
 
 
-def _names(path: Path, rename: Rename, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+def _names(
+    path: Path, rename: Rename, shapes: Mapping[str, tuple[int, ...]], floats: Container[str]
+) -> dict[str, str]:
     """Names in the module -> names in the file. LoadError: a tensor has no place there."""
     ours: dict[str, str] = {}
     wrong: list[str] = []
@@ -51,6 +56,8 @@ def _names(path: Path, rename: Rename, shapes: Mapping[str, tuple[int, ...]]) ->
             wrong.append(f"{theirs} is unknown" + ("" if name == theirs else f" (as {name})"))
         elif tensor.shape != shapes[name]:
             wrong.append(f"{theirs} is {_sides(tensor.shape)} and should be {_sides(shapes[name])}")
+        elif tensor.whole and name in floats:
+            wrong.append(f"{theirs} is {tensor.dtype} and should be floating")
         elif name in ours:
             wrong.append(f"{theirs} and {ours[name]} are both {name}")
         else:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saggar.engine.errors import LoadError
-from saggar.engine.models.source.files import choose_weights
+from saggar.engine.models.source.files import AGAIN, choose_weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LONGEST_HEADER = 100_000_000
 _LFS = b"version https://git-lfs"
 _PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
-AGAIN = "copy or fetch it again"
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,11 @@ class Tensor:
     def values(self) -> int:
         """How many numbers."""
         return math.prod(self.shape)
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are whole numbers or truth values, not fractions."""
+        return self.dtype.startswith(("I", "U", "BOOL"))
 
 
 @dataclass(frozen=True)
@@ -121,15 +125,18 @@ def _tensor(dtype: object, shape: list[object], size: object) -> Tensor:
 
 
 def _check_shards(folder: Path, variant: str | None, names: set[str]) -> None:
-    """LoadError: an index names a shard of this variant that is not there."""
+    """LoadError: an index names a shard of this variant that is not there, or is none."""
     for path in sorted(folder.glob("*.safetensors.index*.json")):
         try:
-            shards = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+            content = json.loads(path.read_text(encoding="utf-8"))
+            shards = set(content["weight_map"].values())
             of_variant, _ = choose_weights(shards)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise LoadError(f"{path}: not an index of shards: {AGAIN}") from error
         if of_variant == variant and (missing := sorted(shards - names)):
             raise LoadError(f"{folder}: the shard {missing[0]} is missing: {AGAIN}")
+        if of_variant == variant and "metadata" not in content:  # both libraries read it
+            raise LoadError(f"{path}: it has no metadata: {AGAIN}")
 
 
 def _no_weights(folder: Path) -> str:
