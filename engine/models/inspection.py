@@ -17,6 +17,7 @@ from saggar.engine.request import JsonValue, ModelInfo
 
 FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 """The dtypes that loading turns into the wanted one."""
+_WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "Extractor", "Scheduler")
 WANTED = {"float32": 4, "bfloat16": 2}
 """Bytes of one value; float16 needs as much as bfloat16."""
 
@@ -95,7 +96,7 @@ def _parts(family: AnyFamily) -> Iterable[Part]:
             continue
         if not folder.is_dir():
             yield _part(name, source[1], {}, None, "the folder is missing")
-        elif any(path.suffix in (WEIGHTS, *PICKLES) for path in folder.iterdir()):
+        elif _has_weights(folder, source[1]):
             try:
                 found = read_weights(folder)
             except LoadError as error:
@@ -109,6 +110,13 @@ def _parts(family: AnyFamily) -> Iterable[Part]:
             yield _part(name, "", {}, None, str(error))
         else:
             yield _part(name, "", tensors, None, None)
+
+
+def _has_weights(folder: Path, class_name: str) -> bool:
+    """Whether there are weights, or should be: a config.json is a model's, but where a tokenizer has one too."""
+    if any(path.suffix in (WEIGHTS, *PICKLES) for path in folder.iterdir()):
+        return True
+    return (folder / "config.json").is_file() and not class_name.endswith(_WITHOUT_WEIGHTS)
 
 
 def _beside(checkpoint: Checkpoint) -> Iterable[str]:

@@ -80,6 +80,9 @@ def _family_in(folder: Path, model: str) -> AnyFamily:
         )
     try:
         return family(checkpoint)
+    except LoadError as error:
+        named = str(checkpoint.folder) in str(error)
+        raise error if named else LoadError(f"{checkpoint.folder}: {error}") from error
     except EngineError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

@@ -99,8 +99,10 @@ def test_what_is_wrong_with_a_component_is_said_and_hides_nothing(models: Models
     next((folder / "vae").glob("*.safetensors")).write_bytes(b"")
     weights = next((folder / "transformer").glob("*.safetensors"))
     weights.rename(weights.with_suffix(".bin"))
+    next((folder / "text_encoder_2").glob("*.safetensors")).unlink()
     parts = {part.name: part for part in inspect_model(str(folder)).parts}
     assert "cut off in its header" in str(parts["vae"].trouble)
+    assert "there are no weights in safetensors" in str(parts["text_encoder_2"].trouble)
     assert "a pickle, which could run code" in str(parts["transformer"].trouble)
     assert parts["text_encoder"].trouble is None
     assert parts["text_encoder"].values > 0

@@ -163,6 +163,14 @@ def test_a_bad_checkpoint_is_one_clear_error_at_load(
     assert "\n" not in str(caught.value)
 
 
+def test_a_default_that_no_size_fits_names_its_model(sd3: Path) -> None:
+    config = sd3 / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"patch_size": 0}))
+    with pytest.raises(LoadError, match="its default 64 is out of range") as caught:
+        open_family(str(sd3))
+    assert str(caught.value).startswith(f"{sd3}: parameter height")
+
+
 def test_what_cannot_be_read_is_named(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything, and so may tests: the system's answer is pretended."""
 

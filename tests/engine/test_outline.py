@@ -51,6 +51,7 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
     parts = ("unet", "vae", "text_encoder", "tokenizer")
     index: dict[str, object] = {name: ["diffusers", "Part"] for name in parts}
+    index["tokenizer"] = ["transformers", "SomeTokenizer"]
     for name in parts:
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps({"of": name}))

@@ -281,6 +281,22 @@ def test_a_random_checkpoint_is_made_without_noise(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (f"wrote {tmp_path / 'tiny'}\n", "")
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_inspection_of_damaged_weights_shows_the_rest_and_ends_with_1(
+    tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "sd3"
+    runner = CliRunner()
+    runner.invoke(cli, ["models", "make-tiny", "sd3", str(folder)])
+    next((folder / "vae").glob("*.safetensors")).write_bytes(b"")
+    told = runner.invoke(cli, ["models", "inspect", str(folder), *form])
+    assert told.exit_code == 1
+    assert "StableDiffusion3Pipeline" in told.stdout
+    assert told.stderr.startswith(f"saggar: {folder} cannot be loaded: vae: {folder}/vae/")
+    assert told.stderr.endswith("cut off in its header: copy or fetch it again\n")
+    assert told.stderr.count("\n") == 1
+
+
 def test_an_inspection_says_which_tasks_a_parameter_is_for(tmp_path: Path) -> None:
     runner, folder = CliRunner(), tmp_path / "tiny"
     assert runner.invoke(cli, ["models", "make-tiny", "flux", str(folder)]).exit_code == 0

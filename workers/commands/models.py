@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -95,7 +96,7 @@ def inspect(model: str, as_json: bool) -> None:
     """Show what MODEL is, takes and needs, without loading its weights.
 
     MODEL is a folder, a hub id, s3://bucket/folder or a built-in name. Of what lies elsewhere settings and the
-    headers of weights are read.
+    headers of weights are read. With a component that could not be loaded the exit status is 1.
     """
     from saggar.engine.models.inspection import inspect_model
     from saggar.workers.model_source import is_remote, outlined
@@ -103,11 +104,14 @@ def inspect(model: str, as_json: bool) -> None:
     with ExitStack() as stack:
         outline = stack.enter_context(outlined(model)) if is_remote(model) else None
         found = inspect_model(model, outline=outline)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-        return
-    for line in _told(found):
+    lines = [json.dumps(found.to_dict(), indent=2)] if as_json else _told(found)
+    for line in lines:
         click.echo(line)
+    troubles = [f"{part.name}: {part.trouble}" for part in found.parts if part.trouble]
+    if troubles:
+        more = f", and {len(troubles) - 1} more" if troubles[1:] else ""
+        click.secho(f"saggar: {model} cannot be loaded: {troubles[0]}{more}", fg="red", err=True)
+        sys.exit(1)
 
 
 @models.command("make-tiny")
