@@ -37,7 +37,6 @@ class Traits:
     causal: bool
     lse: bool
     masked_lse: bool
-    varlen: bool
     widths: tuple[int, ...] = ()
     narrowest_on_gpu: int = 1
 

@@ -12,7 +12,7 @@ class Cudnn(Backend):
 
     name = "cudnn"
     traits = Traits(
-        ("cuda",), HALVES, (128, 8), mask="any", causal=True, lse=True, masked_lse=True, varlen=False
+        ("cuda",), HALVES, (128, 8), mask="any", causal=True, lse=True, masked_lse=True
     )
 
     def attend(

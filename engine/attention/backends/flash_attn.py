@@ -32,7 +32,7 @@ class FlashAttn(Backend):
 
     name = "flash_attn"
     traits = Traits(
-        ("cuda",), HALVES, (256, 8), mask="keys", causal=True, lse=True, masked_lse=False, varlen=True
+        ("cuda",), HALVES, (256, 8), mask="keys", causal=True, lse=True, masked_lse=False
     )
     Options = FlashOptions
 

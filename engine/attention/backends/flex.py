@@ -23,7 +23,6 @@ class Flex(Backend):
         causal=True,
         lse=True,
         masked_lse=True,
-        varlen=False,
         narrowest_on_gpu=16,
     )
 

@@ -29,7 +29,7 @@ class Sage(Backend):
 
     name = "sage"
     traits = Traits(
-        ("cuda",), HALVES, (128, 8), mask="none", causal=True, lse=True, masked_lse=False, varlen=False
+        ("cuda",), HALVES, (128, 8), mask="none", causal=True, lse=True, masked_lse=False
     )
     Options = SageOptions
     approximates = True

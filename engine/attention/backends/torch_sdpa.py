@@ -21,7 +21,6 @@ class TorchSdpa(Backend):
         causal=True,
         lse=True,
         masked_lse=True,
-        varlen=False,
     )
 
     def attend(

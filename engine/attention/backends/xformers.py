@@ -15,7 +15,7 @@ class Xformers(Backend):
 
     name = "xformers"
     traits = Traits(
-        ("cuda",), FLOATS, (256, 8), mask="any", causal=True, lse=True, masked_lse=True, varlen=False
+        ("cuda",), FLOATS, (256, 8), mask="any", causal=True, lse=True, masked_lse=True
     )
 
     @classmethod

@@ -18,6 +18,7 @@ from saggar.engine.models.registry import open_family
 from saggar.engine.models.tiny import make_tiny
 from saggar.jobs.cards import Cards
 from saggar.jobs.client import JobClient
+from saggar.jobs.errors import InvalidJob
 from saggar.jobs.record import JobRecord
 from saggar.jobs.settings import connect
 from saggar.storage.base import Storage, open_storage
@@ -224,7 +225,7 @@ def test_what_can_be_told_without_fetching_is_told_at_submit(
         ({"video": ["s3://b/k"]}, "i2i", "inputs.video: is not taken by noop"),
         ({"image": ["s3://b/k"]}, "t2i", "inputs.image: 1 were given for t2i (allowed: 0)"),
     ):
-        with pytest.raises(ValueError if False else Exception) as refused:
+        with pytest.raises(InvalidJob) as refused:
             submit(client, "noop", task, inputs)  # type: ignore[arg-type]
         assert says in str(refused.value)
 
