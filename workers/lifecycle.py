@@ -14,24 +14,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import redis
-from saggar.engine.choices import parse_attention
-from saggar.engine.config import EngineConfig, Nodes, WarmUp
 from saggar.engine.engine import Engine
 from saggar.engine.errors import EngineError, LoadError, Unsupported
-from saggar.engine.models.registry import open_family
-from saggar.engine.models.source.huggingface import split_id
 from saggar.jobs.cards import Cards, ModelCard
 from saggar.jobs.errors import ConfigError
-from saggar.jobs.lanes import Lanes, LaneSettings, LateAppetite, lane_name, lanes_of
+from saggar.jobs.lanes import Lanes, LateAppetite, lane_name, lanes_of
 from saggar.jobs.ledger import Ledger, cancel_channel
 from saggar.jobs.record import JobError
-from saggar.jobs.schema import is_model_name
 from saggar.jobs.settings import connect
-from saggar.storage.base import Storage, StorageSettings, open_storage
+from saggar.storage.base import Storage
 from saggar.storage.errors import (
     Conflict,
     InvalidKey,
@@ -41,7 +35,6 @@ from saggar.storage.errors import (
     StorageUnavailable,
 )
 from saggar.storage.retry import Backoff, retrying
-from saggar.storage.spool import Spool
 from saggar.workers.app import make_app
 from saggar.workers.appetite import EngineAppetite
 from saggar.workers.attempts import Attempts
@@ -51,7 +44,8 @@ from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.inputs.fetch import Fetcher
 from saggar.workers.inputs.load import InputLoader
 from saggar.workers.line import Line
-from saggar.workers.model_source import is_remote, local_model
+from saggar.workers.model_source import local_model
+from saggar.workers.parts import check, engine_config, lane_settings, open_store, own_spool
 from saggar.workers.pool import pool_on
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.runs.keeper import MODEL_EVERY_S, RunKeeper
@@ -63,6 +57,7 @@ from saggar.workers.translate import to_card
 from saggar.workers.versions import versions
 
 if TYPE_CHECKING:
+    from celery import Celery
     from celery.apps.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -71,8 +66,6 @@ CARD_REFRESH_S = 60.0
 REDIS_PAUSE_S = 2.0
 ENGINE_LOST = 3
 ENGINE_LOOK_S = 1.0
-MAX_DELIVERIES = 20
-"""A net for messages that end their worker before the ledger hears of them: crashes of jobs are counted there."""
 
 
 class ModelWorker:
@@ -93,14 +86,14 @@ class ModelWorker:
 
     def _start(self, stack: ExitStack) -> Worker:
         settings = self._settings
-        _check(settings)
+        check(settings)
         client = connect(settings.jobs)
         stack.callback(client.close)
         _wait_for(client)
-        storage = _open_store(settings)
+        storage = open_store(settings)
         stack.callback(storage.close)
         self._wait_for_store(storage)
-        engine = stack.enter_context(Engine.make(_engine_config(settings, self._fetch_model(stack))))
+        engine = stack.enter_context(Engine.make(engine_config(settings, self._fetch_model(stack))))
         card = to_card(engine.info, settings.name, settings.max_batch)
 
         stack.callback(Housekeeper(client, settings.jobs, storage).close)
@@ -115,7 +108,7 @@ class ModelWorker:
         attempts = Attempts(ledger)
         stack.callback(attempts.close)
         publisher = Publisher(
-            storage, _spool(settings, storage, stack), Origin(card.model, card.revision, versions())
+            storage, own_spool(settings, storage, stack), Origin(card.model, card.revision, versions())
         )
         appetite = EngineAppetite(engine, settings.max_batch, publisher.has_room)
 
@@ -145,14 +138,17 @@ class ModelWorker:
         self._drain_on_shutdown(lambda: self._drain(appetite, attempts, lanes, service))
         stack.callback(_leave_quietly, cards, card.model, lanes.owner)
         log.info("serving %s from %s, batches of %d, into %s", card.model, lane, card.max_batch, storage.url)
+        return self._celery_worker(app, line, lane, lanes.owner)
+
+    def _celery_worker(self, app: Celery, line: Line, lane: str, owner: str) -> Worker:
         worker: Worker = app.Worker(
             pool=pool_on(line),
-            concurrency=settings.in_hand,
+            concurrency=self._settings.in_hand,
             queues=[lane],
-            hostname=f"{lane}@{lanes.owner.replace(':', '-')}",
+            hostname=f"{lane}@{owner.replace(':', '-')}",
             without_gossip=True,
             without_mingle=True,
-            loglevel=settings.log_level.upper(),
+            loglevel=self._settings.log_level.upper(),
             redirect_stdouts=False,
         )
         return worker
@@ -242,7 +238,7 @@ class ModelWorker:
         """The card and the lane's settings, again and again: somebody may have flushed them away."""
 
         def publish() -> None:
-            lanes.store.configure(lane, _lane_settings(self._settings))
+            lanes.store.configure(lane, lane_settings(self._settings))
             cards.publish(card, lanes.owner)
 
         publish()
@@ -255,75 +251,6 @@ class ModelWorker:
                     log.warning("the model card could not be refreshed", exc_info=True)
 
         threading.Thread(target=refresh, name="saggar-card", daemon=True).start()
-
-
-def _check(settings: WorkerSettings) -> None:
-    """What can be known to be wrong here is told before any server is waited for.
-
-    Raises ConfigError, Unsupported, LoadError.
-    """
-    _engine_config(settings, settings.model)
-    if not is_remote(settings.model) and split_id(settings.model) is None:
-        open_family(settings.model)
-    if not is_model_name(settings.name):
-        raise ConfigError(
-            f"no job can ask for a model called {settings.name!r}: rename its folder, or give --model-name (allowed: "
-            "letters, digits and . _ - that begin with a letter or digit, up to four such parts between slashes)"
-        )
-
-
-def _engine_config(settings: WorkerSettings, model: str) -> EngineConfig:
-    return EngineConfig(
-        model=model,
-        device=settings.device,
-        dtype=settings.dtype,
-        executor=settings.executor,
-        ranks=settings.ranks,
-        attention=parse_attention(settings.attention),
-        vae_slicing=settings.vae_slicing,
-        vae_tiling=settings.vae_tiling,
-        compile=settings.compile,
-        cuda_graphs=settings.cuda_graphs,
-        calibration_file=settings.calibration_file,
-        warmup=tuple(WarmUp(kind.params, kind.rows, kind.negative_prompt) for kind in settings.warmup),
-        ulysses=settings.ulysses,
-        ring=settings.ring,
-        cfg=settings.cfg,
-        nodes=_nodes(settings),
-        max_batch=settings.max_batch,
-        age_bound_s=settings.age_bound_s,
-    )
-
-
-def _nodes(settings: WorkerSettings) -> Nodes | None:
-    if settings.nodes == 1:
-        return None
-    return Nodes(settings.nodes, settings.node_address or "", settings.node_key_file)
-
-
-def _lane_settings(settings: WorkerSettings) -> LaneSettings:
-    return LaneSettings(
-        max_batch=settings.max_batch,
-        age_bound_s=settings.age_bound_s,
-        lease_s=settings.lease_s,
-        liveness_s=settings.liveness_s,
-        max_deliveries=MAX_DELIVERIES,
-    )
-
-
-def _open_store(settings: WorkerSettings) -> Storage:
-    """With a connection for each job in hand."""
-    ours = StorageSettings.from_env()
-    most = max(ours.max_connections, settings.in_hand)
-    return open_storage(settings.store, ours.model_copy(update={"max_connections": most}))
-
-
-def _spool(settings: WorkerSettings, storage: Storage, stack: ExitStack) -> Spool | None:
-    if storage.url.startswith("file:"):
-        return None
-    spool = Spool.claim(Path(settings.spool), settings.spool_limit_bytes)
-    stack.callback(spool.close)
-    return spool
 
 
 def _wait_for(client: redis.Redis) -> None:

@@ -11,9 +11,7 @@ class Cudnn(Backend):
     """See the module."""
 
     name = "cudnn"
-    traits = Traits(
-        ("cuda",), HALVES, (128, 8), mask="any", causal=True, lse=True, masked_lse=True
-    )
+    traits = Traits(("cuda",), HALVES, (128, 8), mask="any", causal=True, lse=True, masked_lse=True)
 
     def attend(
         self,

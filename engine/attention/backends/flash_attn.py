@@ -31,9 +31,7 @@ class FlashAttn(Backend):
     """See the module."""
 
     name = "flash_attn"
-    traits = Traits(
-        ("cuda",), HALVES, (256, 8), mask="keys", causal=True, lse=True, masked_lse=False
-    )
+    traits = Traits(("cuda",), HALVES, (256, 8), mask="keys", causal=True, lse=True, masked_lse=False)
     Options = FlashOptions
 
     @classmethod

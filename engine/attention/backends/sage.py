@@ -28,9 +28,7 @@ class Sage(Backend):
     """See the module."""
 
     name = "sage"
-    traits = Traits(
-        ("cuda",), HALVES, (128, 8), mask="none", causal=True, lse=True, masked_lse=False
-    )
+    traits = Traits(("cuda",), HALVES, (128, 8), mask="none", causal=True, lse=True, masked_lse=False)
     Options = SageOptions
     approximates = True
 

@@ -14,9 +14,7 @@ class Xformers(Backend):
     """See the module."""
 
     name = "xformers"
-    traits = Traits(
-        ("cuda",), FLOATS, (256, 8), mask="any", causal=True, lse=True, masked_lse=True
-    )
+    traits = Traits(("cuda",), FLOATS, (256, 8), mask="any", causal=True, lse=True, masked_lse=True)
 
     @classmethod
     def missing(cls) -> str | None:
