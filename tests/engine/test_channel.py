@@ -18,6 +18,8 @@ from saggar.engine import InvalidRequest, OutOfMemory, WorkerDied
 from saggar.engine.worker.channel import MAPPED, SMALL, Channel, ChannelClosed
 from saggar.engine.worker.segments import KEPT_BYTES
 
+from tests.support.memory import named_segments
+
 Pair = tuple[Channel, Channel]
 
 
@@ -93,16 +95,16 @@ def test_a_view_does_not_ship_its_base(pair: Pair) -> None:
 
 
 def test_a_segment_has_no_name_and_a_small_one_holds_no_file(pair: Pair) -> None:
-    before, files = set(os.listdir("/dev/shm")), open_files()
+    before, files = named_segments(), open_files()
     got = exchange(pair, [np.ones((100, 2000), np.float32), np.zeros((300, 300), np.uint8)])
-    assert set(os.listdir("/dev/shm")) == before
+    assert named_segments() == before
     assert open_files() == files
     assert isinstance(got, list)
     assert (got[0].sum(), got[1].sum()) == (200_000, 0)
 
 
 def test_a_large_segment_is_used_again_once_its_arrays_are_gone(pair: Pair) -> None:
-    names = set(os.listdir("/dev/shm"))
+    names = named_segments()
     first = exchange(pair, np.full(MAPPED, 1, np.uint8))
     files = len(memory_files())
     assert isinstance(first, np.ndarray)
@@ -122,7 +124,7 @@ def test_a_large_segment_is_used_again_once_its_arrays_are_gone(pair: Pair) -> N
     assert third.ctypes.data == address
     assert (third.sum(), kept.sum()) == (3 * MAPPED, 100)
     assert len(memory_files()) == files + 2
-    assert set(os.listdir("/dev/shm")) == names
+    assert named_segments() == names
 
 
 def test_segments_never_change_under_arrays_that_are_held(pair: Pair) -> None:

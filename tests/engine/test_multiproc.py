@@ -21,6 +21,7 @@ from saggar.engine.models.noop import colour
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.support import alive, at_step, check_noop, eventually, noop, settled
+from tests.support.memory import named_segments
 
 pytestmark = pytest.mark.procs
 
@@ -179,7 +180,7 @@ def test_starts_and_closes_leave_nothing(
 
     def held() -> tuple[int, int, int, list[str]]:
         me = psutil.Process()
-        return me.num_fds(), threading.active_count(), len(ranks()), sorted(os.listdir("/dev/shm"))
+        return me.num_fds(), threading.active_count(), len(ranks()), sorted(named_segments())
 
     start_and_close()
     gc.collect()  # what other tests have left to it would go in between

@@ -25,6 +25,7 @@ from tests.engine.conftest import MakeEngine
 from tests.engine.faults import FOLDER, order
 from tests.engine.site import KEY, QUICK, Site, free_port, pour
 from tests.engine.support import Recorder, alive, at_step, check_noop, eventually, noop
+from tests.support.memory import named_segments
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_several_nodes_leave_nothing(site: Site) -> None:
     def held() -> tuple[int, int, list[str]]:
         gc.collect()
         me = psutil.Process()
-        return me.num_fds(), threading.active_count(), sorted(os.listdir("/dev/shm"))
+        return me.num_fds(), threading.active_count(), sorted(named_segments())
 
     def start_and_close(kill: bool) -> None:
         with site.engine() as engine:

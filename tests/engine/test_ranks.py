@@ -20,6 +20,7 @@ from saggar.engine.errors import RanksParted
 from tests.engine.conftest import MakeEngine
 from tests.engine.faults import DIFFERENCES, FAULTS, FOLDER, order, told_otherwise
 from tests.engine.support import Recorder, alive, at_step, check_noop, eventually, noop, settled
+from tests.support.memory import named_segments
 
 pytestmark = pytest.mark.procs
 
@@ -90,7 +91,7 @@ def serves(engine: Engine, ranks: int, before: set[str]) -> None:
     assert len(pids) == ranks
     engine.close()
     eventually(lambda: not any(alive(pid) for pid in pids))
-    assert set(os.listdir("/dev/shm")) == before
+    assert named_segments() == before
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def serves(engine: Engine, ranks: int, before: set[str]) -> None:
 def test_a_rank_that_fails_takes_its_group_along_and_no_request(
     start: Callable[..., Engine], ranks: int, rank: int, verb: str, how: str
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = named_segments()
     engine = start(ranks)
     pids = engine.health().pids
     engine.pause()
@@ -138,7 +139,7 @@ def test_a_rank_that_fails_takes_its_group_along_and_no_request(
 def test_ranks_that_fail_twice_in_a_row_in_the_restarts_own_warm_up(
     start: Callable[..., Engine], tmp_path: Path, ranks: int, rank: int, how: str
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = named_segments()
     engine = start(ranks, patience=replace(QUICK, failures=4))
     pids = engine.health().pids
     (tmp_path / "warm-up").write_text(order("decode", how, rank, 2))

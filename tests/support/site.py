@@ -38,6 +38,7 @@ from saggar.workers.translate import to_card
 
 from tests.support.cluster import WorkerProcess, noop_model, until
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.memory import named_segments
 from tests.support.weed import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ class Site:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        self.shared_memory = set(os.listdir("/dev/shm"))
+        self.shared_memory = named_segments()
         self.redis = self._stack.enter_context(RedisServer(self.folder / "redis", kind=self.kind))
         self.settings = JobSettings(redis_url=self.redis.url)
         self.client = self._stack.enter_context(JobClient(self.settings))
@@ -259,7 +260,7 @@ class Site:
 
     def _orphaned_memory(self) -> set[str]:
         """New shared memory that no living process maps: other tests and programs have theirs at the same time."""
-        new = set(os.listdir("/dev/shm")) - self.shared_memory
+        new = named_segments() - self.shared_memory
         return {name for name in new if not any(f"/dev/shm/{name}" in text for text in _memory_maps())}
 
     def _ours(self, process: psutil.Process) -> bool:
