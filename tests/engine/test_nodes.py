@@ -214,7 +214,9 @@ def test_a_second_agent_of_the_same_node_waits_for_the_first_ones_end(site: Site
     site.agent()
     eventually(lambda: "node 1 is here already" in site.log(1).read_text())
     assert engine.health().ok
+    served = engine.health().pids[1]
     site.agents[0].kill()
+    eventually(lambda: not alive(served))  # its ranks go with it, a moment later: they could still answer
     handle = engine.submit(noop("a"))
     check_noop(noop("a"), handle.result(30))
     assert set(site.ranks(1)) == {engine.health().pids[1]}
