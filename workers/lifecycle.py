@@ -93,7 +93,7 @@ class ModelWorker:
         storage = open_store(settings)
         stack.callback(storage.close)
         self._wait_for_store(storage)
-        engine = stack.enter_context(Engine.make(engine_config(settings, self._fetch_model(stack))))
+        engine = stack.enter_context(self._make_engine(self._fetch_model(stack)))
         card = to_card(engine.info, settings.name, settings.max_batch)
 
         stack.callback(Housekeeper(client, settings.jobs, storage).close)
@@ -152,6 +152,17 @@ class ModelWorker:
             redirect_stdouts=False,
         )
         return worker
+
+    def _make_engine(self, model: str) -> Engine:
+        """Raises as Engine.make; of a model that was fetched the error says from where."""
+        try:
+            return Engine.make(engine_config(self._settings, model))
+        except LoadError as error:
+            if not is_remote(self._settings.model):
+                raise
+            raise LoadError(
+                f"{self._settings.model} is not whole or damaged; of what was fetched: {error}"
+            ) from error
 
     def _wait_for_store(self, storage: Storage) -> None:
         """Until it answers: it may come up after its workers. Refusals are raised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saggar.engine.errors import LoadError
@@ -81,11 +81,22 @@ def inspect_model(model: str, max_batch: int = 8, outline: Path | None = None) -
 
 
 def _inspect(model: str, max_batch: int, folder: Path, here: bool) -> Inspection:
-    family = family_in(folder, model)
-    with readable(folder):
-        parts = tuple(_parts(family))
+    try:
+        family = family_in(folder, model)
+        with readable(folder):
+            parts = tuple(_parts(family))
+    except LoadError as error:
+        raise LoadError(_placed(str(error), folder, model, here)) from error
+    parts = tuple(
+        replace(part, trouble=part.trouble and _placed(part.trouble, folder, model, here)) for part in parts
+    )
     can = capabilities(type(family), (family.checkpoint.class_name,))
     return Inspection(family.info(model, max_batch, ""), can, str(folder) if here else None, parts)
+
+
+def _placed(text: str, folder: Path, model: str, here: bool) -> str:
+    """What is wrong under the model's own name, where the folder is an outline that is gone in a moment."""
+    return text if here else text.replace(str(folder), model)
 
 
 def _parts(family: AnyFamily) -> Iterable[Part]:

@@ -118,7 +118,7 @@ def main(control: int, pulse: int, *links: int) -> int:
     except ChannelClosed:
         return 0
     except BaseException as error:  # noqa: BLE001  (the parent is told, and the process ends)
-        if not isinstance(error, Unsupported):  # a wrong setting: its line says it all
+        if not isinstance(error, Unsupported | LoadError):  # a wrong setting or model: its line says it all
             traceback.print_exc()
         channel.send(Failed(_telling(error, started)))
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -213,6 +214,16 @@ def child(models: Callable[[str], Path]) -> tuple[subprocess.Popen[str], int]:
     )
     assert process.stdout is not None
     return process, int(process.stdout.readline())
+
+
+def test_a_damaged_model_is_told_without_a_traceback(
+    models: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(models("sd3"), tmp_path / "sd3"))
+    next((folder / "transformer").glob("*.safetensors")).unlink()
+    with pytest.raises(LoadError, match="transformer: there are no weights in safetensors"):
+        Engine.make(EngineConfig(model=str(folder)))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_rank_ends_when_its_parent_is_killed(models: Callable[[str], Path]) -> None:

@@ -107,6 +107,7 @@ def test_damage_is_seen_in_an_outline_too(repository: Path, tmp_path: Path) -> N
     troubles = {part["name"]: part["trouble"] for part in told["components"]}
     assert "bytes, and it should have" in troubles["unet"]
     assert "cut off in its header" in troubles["vae"]
+    assert troubles["vae"].startswith("org/paint/vae/model.safetensors: "), "not where its outline lay"
     assert troubles["text_encoder"] is None
 
 

@@ -25,6 +25,7 @@ from saggar.storage.errors import InvalidKey, StorageRefused
 from saggar.storage.s3 import S3Storage
 from saggar.workers import model_source
 from saggar.workers.cli import cli
+from saggar.workers.lifecycle import ModelWorker
 from saggar.workers.model_source import local_model
 from saggar.workers.settings import WorkerSettings, public_name
 
@@ -192,6 +193,15 @@ def test_what_is_no_model_is_one_clear_error(folder: str, s3_server: S3Server, t
 
 
 @pytest.mark.e2e
+def test_a_model_that_was_uploaded_in_part_is_named_by_its_place(tmp_path: Path) -> None:
+    """What was fetched lies in a folder that nobody knows."""
+    (tmp_path / "model_index.json").write_text('{"_class_name": "NoopPipeline"}')
+    (tmp_path / "saggar.json").write_text('{"params": {"height": {"default": "tall"}}}')
+    settings = WorkerSettings.load({"model": "s3://bucket/paint", "executor": "local"}, environ={})
+    with pytest.raises(LoadError, match=r"^s3://bucket/paint is not whole or damaged; of what was fetched: /"):
+        ModelWorker(settings)._make_engine(str(tmp_path))
+
+
 def test_inspecting_fetches_no_weights(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server
 ) -> None:
