@@ -27,7 +27,7 @@ from saggar.storage.errors import (
 from saggar.storage.files import Data, opened_data, sha256_of, size_of
 from saggar.storage.keys import check_key, check_prefix
 from saggar.storage.retry import Backoff, retrying
-from saggar.storage.s3_errors import NO_BUCKET, etag_of, no_answer, status_of, translated
+from saggar.storage.s3_errors import NO_BUCKET, etag_of, md5_of, no_answer, status_of, translated
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -42,10 +42,10 @@ Result = TypeVar("Result")
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BUCKET_EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
-_MD5 = re.compile(r"[0-9a-f]{32}")
 _PIECE = 1 << 20
 _WRITER = "saggar-writer"
 _SHA256 = "sha256"
+_READS = 3
 _MAX_EXPIRY_S = 7 * 24 * 3600  # what signature v4 allows
 _DELETE_AT_ONCE = 1000  # what the API allows
 
@@ -122,12 +122,18 @@ class S3Storage:
     def get(self, key: str) -> bytes:
         name = self._name(key)
 
-        def read() -> bytes:
+        def read() -> tuple[bytes, str | None]:
             found = self._client.get_object(Bucket=self._bucket, Key=name)
             etag_of(key, found)
-            return found["Body"].read()
+            return found["Body"].read(), found["Metadata"].get(_SHA256)
 
-        return self._call(key, read)
+        for _ in range(
+            _READS
+        ):  # a gateway may cut an answer and its length; what stays wrong, the caller judges
+            data, told = self._call(key, read)
+            if told in (None, sha256_of(data)):
+                break
+        return data
 
     def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[bytes]:
         name = self._name(key)
@@ -172,7 +178,7 @@ class S3Storage:
             modified=found["LastModified"],
             sha256=found["Metadata"].get(_SHA256),
             content_type=found["ContentType"],
-            md5=_md5(found),
+            md5=md5_of(found),
         )
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -259,7 +265,7 @@ class S3Storage:
                 )
             return etag_of(key, answer)
 
-        return self._write(key, put)
+        return self._call(key, put, writes=True)
 
     def _put_in_parts(self, key: str, path: Path, content_type: str, tags: Mapping[str, str]) -> str:
         from boto3.s3.transfer import TransferConfig
@@ -274,7 +280,7 @@ class S3Storage:
             except KeyError as error:  # the transfer manager takes names out of answers as they are
                 raise no_answer(key) from error
 
-        self._write(key, send)
+        self._call(key, send, writes=True)
         found = self.head(key)
         if found is None or found.size != size_of(path):
             raise StorageUnavailable(f"{key}: acknowledged, yet not there in full")
@@ -289,6 +295,7 @@ class S3Storage:
         from botocore.exceptions import ClientError
 
         name, mark = self._name(key), uuid.uuid4().hex
+        tags = {_WRITER: mark} | ({} if isinstance(data, Path) else {_SHA256: sha256_of(data)})
 
         def put() -> bool:
             try:
@@ -298,7 +305,7 @@ class S3Storage:
                         Key=name,
                         Body=body,
                         ContentType=content_type,
-                        Metadata={_WRITER: mark},
+                        Metadata=tags,
                         IfNoneMatch="*",
                     )
             except ClientError as error:
@@ -309,7 +316,7 @@ class S3Storage:
             etag_of(key, answer)
             return True
 
-        return self._write(key, put)
+        return self._call(key, put, writes=True)
 
     def _delete(self, names: Iterable[str]) -> None:
         what = [{"Key": name} for name in names]
@@ -344,6 +351,8 @@ class S3Storage:
         )
 
     def _call(self, what: str, call: Callable[[], Result], *, writes: bool = False) -> Result:
+        """A write that finds nothing is worth another try: somebody removed an upload's parts, or what was in the way."""
+
         def once() -> Result:
             try:
                 with translated(what):
@@ -354,11 +363,6 @@ class S3Storage:
                 raise StorageUnavailable(f"{what}: it was not found while it was written") from error
 
         return retrying(once, lambda failures: failures < self._settings.attempts, backoff=Backoff())
-
-    def _write(self, key: str, call: Callable[[], Result]) -> Result:
-        """As `_call`. A write that finds nothing is worth another try: somebody removed an upload's parts, or the
-        object that was in the way."""
-        return self._call(key, call, writes=True)
 
 
 def _client(settings: StorageSettings, endpoint: str | None) -> S3Client:
@@ -387,13 +391,6 @@ def _client(settings: StorageSettings, endpoint: str | None) -> S3Client:
         return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
     except ValueError as error:
         raise StorageConfigError(f"{endpoint}: {error}") from error
-
-
-def _md5(found: HeadObjectOutputTypeDef) -> str | None:
-    """An etag is the content's MD5 unless the object came in parts or the server encrypts it with a key of its own."""
-    etag = etag_of("", found)
-    encrypted = "kms" in found.get("ServerSideEncryption", "") or "SSECustomerAlgorithm" in found
-    return etag if _MD5.fullmatch(etag) and not encrypted else None
 
 
 def _ascii(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from saggar.storage.errors import NotFound, StorageDenied, StorageRefused, Stora
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
 NO_BUCKET = "there is no such bucket; make it, or correct the name"
 _PASSING_STATUS = {408, 429}
@@ -46,6 +48,7 @@ _ELSEWHERE = (
     "the store sends the request elsewhere: set SAGGAR_S3_ENDPOINT and SAGGAR_S3_REGION to the bucket's"
 )
 _LONGEST_REASON = 300
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 @contextmanager
@@ -114,3 +117,10 @@ def no_answer(what: str) -> StorageUnavailable:
 def status_of(error: ClientError) -> int:
     """The HTTP status; 0 when there is none."""
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
+def md5_of(found: HeadObjectOutputTypeDef) -> str | None:
+    """An etag is the content's MD5 unless the object came in parts or the server encrypts it with a key of its own."""
+    etag = found["ETag"].strip('"')
+    encrypted = "kms" in found.get("ServerSideEncryption", "") or "SSECustomerAlgorithm" in found
+    return etag if _MD5.fullmatch(etag) and not encrypted else None

@@ -105,6 +105,18 @@ def test_a_read_is_believed_only_when_a_store_has_answered(faulty: Store, fault:
 
 
 @pytest.mark.e2e
+def test_bytes_that_were_not_put_are_read_again_and_then_given_to_who_judges_them(faulty: Store) -> None:
+    storage, proxy = faulty
+    cut = Changes(body=lambda body: body[:4])
+    assert storage.put_if_absent("once", b"0123456789", content_type="text/plain")
+    for key in ("k", "once"):
+        proxy.rule = once(cut)
+        assert storage.get(key) == b"0123456789"
+        proxy.rule = lambda _: cut
+        assert storage.get(key) == b"0123"
+
+
+@pytest.mark.e2e
 def test_a_server_that_knows_no_ranges_is_read_from_there_all_the_same(faulty: Store) -> None:
     storage, proxy = faulty
     whole = {"etag": '"e"', "last-modified": "Mon, 30 Nov 2026 11:00:00 GMT"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,7 +71,7 @@ class FaultyS3:
         self.rule = rule
         self.calls: list[Call] = []
         self.over = Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = _Quiet(("127.0.0.1", 0), _handler(self))
         self._http.daemon_threads = True
         self._http.block_on_close = False
         self.endpoint_url = f"http://127.0.0.1:{self._http.server_port}"
@@ -92,6 +93,14 @@ class FaultyS3:
         self.over.set()
         self._http.shutdown()
         self._http.server_close()
+
+
+class _Quiet(ThreadingHTTPServer):
+    """Clients that go away are nothing to tell of."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def _handler(proxy: FaultyS3) -> type[BaseHTTPRequestHandler]:

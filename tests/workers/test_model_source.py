@@ -198,7 +198,9 @@ def test_a_model_that_was_uploaded_in_part_is_named_by_its_place(tmp_path: Path)
     (tmp_path / "model_index.json").write_text('{"_class_name": "NoopPipeline"}')
     (tmp_path / "saggar.json").write_text('{"params": {"height": {"default": "tall"}}}')
     settings = WorkerSettings.load({"model": "s3://bucket/paint", "executor": "local"}, environ={})
-    with pytest.raises(LoadError, match=r"^s3://bucket/paint is not whole or damaged; of what was fetched: /"):
+    with pytest.raises(
+        LoadError, match=r"^s3://bucket/paint is not whole or damaged; of what was fetched: /"
+    ):
         ModelWorker(settings)._make_engine(str(tmp_path))
 
 
