@@ -351,7 +351,7 @@ class S3Storage:
         )
 
     def _call(self, what: str, call: Callable[[], Result], *, writes: bool = False) -> Result:
-        """A write that finds nothing is worth another try: somebody removed an upload's parts, or what was in the way."""
+        """A write that finds nothing is tried again: somebody removed an upload's parts, or what was in the way."""
 
         def once() -> Result:
             try:

@@ -44,7 +44,7 @@ from saggar.workers.housekeeping import Housekeeper
 from saggar.workers.inputs.fetch import Fetcher
 from saggar.workers.inputs.load import InputLoader
 from saggar.workers.line import Line
-from saggar.workers.model_source import local_model
+from saggar.workers.model_source import is_remote, local_model
 from saggar.workers.parts import check, engine_config, lane_settings, open_store, own_spool
 from saggar.workers.pool import pool_on
 from saggar.workers.publish import Origin, Publisher
