@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from pathlib import Path
 
@@ -136,6 +137,23 @@ def test_lines_of_a_table_are_counted_with_its_empty_ones(tmp_path: Path, manife
     assert manifest.complaint().startswith("line 7: seed: ")
     (tmp_path / "b.csv").write_text('prompt,seed\na,1\n"b"c,1\n')
     with pytest.raises(ConfigError, match=r"the row that begins behind line 2: ',' expected after '\"'"):
+        read(tmp_path / "b.csv")
+
+
+def test_a_cell_that_no_job_can_hold_spoils_its_row_alone(tmp_path: Path, manifest: Manifest) -> None:
+    long = "x" * 200_000
+    (tmp_path / "a.csv").write_text(f'prompt,seed,note\na,1,\n{long},2,\n"b\n{long}",3,\nc,4,{long}\n')
+    before = csv.field_size_limit()
+    manifest.read(tmp_path / "a.csv", expansion(), Columns({}, PARAMS), card_of)
+    assert (manifest.bad, manifest.planned) == (2, 2), "a column that means nothing may hold anything"
+    assert manifest.complaint().splitlines() == [
+        f"line {line}: prompt: has {count} characters (allowed: at most 200 characters)"
+        for line, count in ((3, 200_000), (5, 200_002))
+    ]
+    assert "xxx" not in manifest.complaint()
+    assert csv.field_size_limit() == before
+    (tmp_path / "b.csv").write_text("prompt\n" + "x" * (17 << 20))
+    with pytest.raises(ConfigError, match="behind line 1: field larger than field limit"):
         read(tmp_path / "b.csv")
 
 

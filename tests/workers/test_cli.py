@@ -12,6 +12,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from saggar.jobs.cards import Cards
+from saggar.jobs.client import JobClient
 from saggar.jobs.errors import ConfigError
 from saggar.jobs.schema import Job
 from saggar.jobs.settings import JobSettings
@@ -352,6 +353,32 @@ def test_a_model_is_forgotten_unless_it_is_served(redis_url: str) -> None:
         cards.leave("nopo", "w1")
         assert "nopo is forgotten" in CliRunner().invoke(cli, arguments).output
         assert cards.get("nopo") is None
+
+
+def test_a_run_that_nobody_began_is_not_waited_for_unless_asked(redis_url: str) -> None:
+    command = [*SAGGAR, "watch", "--redis", redis_url, "--run", "later"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 2
+    assert refused.stderr.strip().endswith(
+        "run 'later' is unknown: never started here, or forgotten (--wait: until it begins)"
+    )
+    misused = CliRunner().invoke(cli, ["watch", "some-job", "--wait", "--redis", redis_url])
+    assert "--wait is for a run that is followed" in misused.output
+    with subprocess.Popen(
+        [*command, "--wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
+        assert watching.stdout is not None and watching.stderr is not None
+        assert "run later is unknown: waiting until it begins" in watching.stderr.readline()
+        with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+            Cards(client, JobSettings(redis_url=redis_url)).publish(CARD, "w1")
+        with JobClient(redis_url) as jobs:
+            jobs.submit({"id": "j1", "model": CARD.model, "prompt": "a", "run": "later"})
+        assert "submitted" in watching.stdout.readline(), "a label of jobs is a run too"
+        watching.terminate()
+    known = CliRunner().invoke(
+        cli, ["watch", "--run", "later", "--no-follow"], env={"SAGGAR_REDIS_URL": redis_url}
+    )
+    assert (known.exit_code, "j1" in known.output) == (0, True)
 
 
 def test_what_matches_nothing_says_so(redis_url: str) -> None:

@@ -128,12 +128,21 @@ def _input_uris(given: Mapping[str, Sequence[str]], store: str | None) -> dict[s
 @click.option("--run", help="Follow a whole run.")
 @click.option("--json", "as_json", is_flag=True, help="CloudEvents, one JSON object a line.")
 @click.option("--no-follow", is_flag=True, help="Only what has happened so far.")
+@click.option("--wait", is_flag=True, help="Wait for a run that has not begun.")
 @redis_option
-def watch(job_id: str | None, run: str | None, as_json: bool, no_follow: bool, redis_url: str | None) -> None:
+def watch(
+    job_id: str | None, run: str | None, as_json: bool, no_follow: bool, wait: bool, redis_url: str | None
+) -> None:
     """Show the history of a job or run, then what happens until the job's end."""
     if (job_id is None) == (run is None):
         raise click.UsageError("give a job's id or --run NAME")
+    if wait and (run is None or no_follow):
+        raise click.UsageError("--wait is for a run that is followed: give --run NAME alone")
     with open_client(redis_url) as client:
+        if run is not None and not no_follow and not _is_known(client, run):
+            if not wait:
+                raise SaggarError(f"{UnknownRun(run)} (--wait: until it begins)")
+            click.echo(f"run {run} is unknown: waiting until it begins", err=True)
         seen = False
         for event in client.events(job_id, run=run, follow=not no_follow):
             seen = True
@@ -141,6 +150,17 @@ def watch(job_id: str | None, run: str | None, as_json: bool, no_follow: bool, r
     if not seen:
         what = f"run {run}: never started here, or they" if run else f"job {job_id}: they"
         click.echo(f"no events of {what} have expired", err=True)
+
+
+def _is_known(client: JobClient, run: str) -> bool:
+    """Whether a run of this name was begun, or a job says that it is of it."""
+    with closing(connect(client.settings)) as connection:
+        try:
+            return bool(RunLedger(connection, client.settings).get(run))
+        except UnknownRun:
+            return next(client.events(run=run, follow=False), None) is not None or bool(
+                client.list(run=run, limit=1).records
+            )
 
 
 def _event_line(event: Event) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ _TEXT = frozenset(
     {"prompt", "negative_prompt", "id", "model", "task", "tenant", "deadline", "not_before", "priority"}
 )
 _LONGEST_LINE = 4 * MAX_JOB_BYTES
+_LONGEST_CELL = 16 << 20
 _MOST_UNUSED = 100
 
 
@@ -170,11 +172,16 @@ def _csv(path: Path, columns: Columns) -> Iterator[Line]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            names = table.fieldnames or []
+            with _long_cells():
+                names = table.fieldnames or []
             _check_header(path, names, columns)
             lines = table.reader  # the table's own number of lines is behind where there are empty ones
             last = lines.line_num
-            for record in table:
+            while True:
+                with _long_cells():
+                    record = next(table, None)
+                if record is None:
+                    return
                 last = lines.line_num
                 yield last, _csv_row(record, columns)
     except OSError as error:
@@ -183,6 +190,17 @@ def _csv(path: Path, columns: Columns) -> Iterator[Line]:
         raise ConfigError(f"{path}: not UTF-8 text") from None
     except csv.Error as error:
         raise ConfigError(f"{path}: the row that begins behind line {last}: {error}") from None
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """A cell that no job can hold spoils its row, where its column is used, and not the table. csv has one limit for
+    the whole process, which is put back; without any, a quote that is not closed would fill the memory."""
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _csv_row(record: dict[str | None, object], columns: Columns) -> Row | InvalidJob:
