@@ -5,6 +5,7 @@ Needs Redis alone. The two differ in how they wait; what they say and understand
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -56,14 +57,23 @@ class JobClient:
         is read and checked ahead, while Redis works on the one before. What `jobs` itself raises comes after the
         outcomes of all that it gave before. Raises InvalidJob: a chunk below 1, or one job instead of many.
 
-        After an error of Redis the call may be made again if the jobs have ids or idempotency keys."""
-        source = Chunks(jobs, chunk)
+        An error of Redis comes after the outcomes of all chunks before the one that it met. Of that chunk, any job may
+        have been accepted, and of the next ones none. The call may be made again from its beginning if the jobs have
+        ids or idempotency keys: those that were accepted are found, and none is queued twice.
+
+        Who forks amid it goes on in one of the processes; in the other it raises SaggarError."""
+        source, process = Chunks(jobs, chunk), os.getpid()
         with ThreadPoolExecutor(1, "saggar-submit") as wire:
             entries = self._submissions(source)
             while entries:
                 answers = wire.submit(self._runner.run_many, [e for e in entries if isinstance(e, Op)])
                 ahead = _done(lambda: self._submissions(source))
-                yield from merged(entries, answers.result())
+                for outcome in merged(entries, answers.result()):
+                    yield outcome
+                    if os.getpid() != process:  # its thread is not here
+                        raise SaggarError(
+                            "submit_many was begun in another process: call it again in this one"
+                        )
                 entries = ahead.result()  # an error comes after the outcomes before it
 
     def status(self, job_id: str) -> JobRecord:

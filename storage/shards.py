@@ -116,12 +116,16 @@ class ShardWriter:
         """Writes what waits as a shard, however small. After StorageUnavailable it can be called again."""
         while len(self._pending):
             number = len(self._shards)
-            self._withdraw_success()
-            with self._encoded() as path:
-                if self._create(self._keys.shard(number, self._format.extension), path):
-                    with path.open("rb") as file:
-                        self._commit(ShardIndex.of(number, self._format, file))
-                    continue
+            key = self._keys.shard(number, self._format.extension)
+            if self._storage.head(key) is None:
+                withdrawn = self._withdraw_success()
+                with self._encoded() as path:
+                    if self._create(key, path):
+                        with path.open("rb") as file:
+                            self._commit(ShardIndex.of(number, self._format, file))
+                        continue
+                if withdrawn:  # by somebody who slept here while another one finished the set
+                    self._restore_success()
             self._adopt(number)
 
     def finish(self) -> TotalIndex:
@@ -209,10 +213,26 @@ class ShardWriter:
         self._storage.put(key, data, content_type=content_type)
         return True
 
-    def _withdraw_success(self) -> None:
-        """A set that grows is not finished any more."""
-        if self._storage.head(self._keys.success) is not None:
-            self._storage.delete([self._keys.success])
+    def _withdraw_success(self) -> bool:
+        """A set that grows is not finished any more. Whether it was."""
+        if self._storage.head(self._keys.success) is None:
+            return False
+        self._storage.delete([self._keys.success])
+        return True
+
+    def _restore_success(self) -> None:
+        """Of a set that did not grow by us: it is finished when its total index names all shards."""
+        try:
+            total = self._storage.get(self._keys.total)
+        except NotFound:
+            return
+        if not self._grown(total):
+            self._storage.put(self._keys.success, success_mark(total), content_type="text/plain")
+
+    def _grown(self, total: bytes) -> bool:
+        """Whether there are shards that this total index does not name."""
+        known = len(TotalIndex.model_validate_json(total).shards)
+        return self._storage.head(self._keys.shard(known, self._format.extension)) is not None
 
     @contextmanager
     def _encoded(self) -> Iterator[Path]:

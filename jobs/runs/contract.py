@@ -22,8 +22,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to make of it. `picks`: what was accepted of the row so far, "" none, None all. `why` of one
-    that failed; `refused`: the gates that refused a picture each."""
+    """What to make of it; "again": what it made is gone, and its `result.json` too by now, so that the same draw is
+    made once more. `picks`: what was accepted of the row so far, "" none, None all. `why` of one that failed; `bytes`
+    that count of this draw; `refused`: the gates that refused a picture each."""
 
     to: Literal["done", "redraw", "rejected", "failed", "again"]
     picks: str | None = None
@@ -56,6 +57,9 @@ class Finisher(Protocol):
         """Every row is settled: writes what comes last. May be called again after a crash. It may also find that
         something is lost, and put rows back: then nothing is complete."""
 
+    def restart(self) -> None:
+        """Somebody else has had the run: what is in memory says nothing any more."""
+
 
 class KeepAll:
     """Everything is accepted where the worker has put it."""
@@ -70,6 +74,9 @@ class KeepAll:
 
     def complete(self, run: Run) -> None:
         """Nothing comes last."""
+
+    def restart(self) -> None:
+        """Nothing is in memory."""
 
 
 def bytes_of(record: JobRecord) -> int:

@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from saggar.jobs.errors import Conflict, NotRetryable, QueueFull, SaggarError, UnknownJob
 from saggar.jobs.ledger.parse import Submitted
-from saggar.jobs.record import TERMINAL, JobRecord
+from saggar.jobs.record import OPEN, TERMINAL
 from saggar.jobs.runs.contract import Ended, Finisher, KeepAll, Plan, Verdict
 from saggar.jobs.runs.ends import Ends, News
-from saggar.jobs.runs.ledger import LeaseLost, Letter, RunLedger, Settled
-from saggar.jobs.runs.record import Run
-from saggar.jobs.schema import MAX_SEED, Job
+from saggar.jobs.runs.ledger import LeaseLost, RunLedger, Settled
+from saggar.jobs.runs.record import Run, RunState
+from saggar.jobs.runs.rows import chunks, not_made, redrawn, settled
+from saggar.jobs.schema import Job
 
 if TYPE_CHECKING:
     import redis
     from saggar.jobs.client import JobClient
 
-T = TypeVar("T")
 CHUNK = 500
 """Rows queued, or ends taken in, between two looks at the run."""
 EVENTS = 4 * CHUNK
 """Events of a run that stay as records of it go."""
-_LETTER: Mapping[str, Letter] = {"done": "d", "rejected": "r", "failed": "f"}
 FEW, LINGER_S = 100, 0.02
 """After so few ends it is waited for more: each look costs as much whatever it finds."""
 LOOK_S = 10.0
@@ -60,8 +58,11 @@ class Controller:
         self._redis = redis_client
         self._plan = plan
         self.finisher = finisher or KeepAll()
-        self._ended: deque[str] = deque()
+        self._ended: dict[str, None] = {}
+        """Jobs whose records are not needed any more, in the order of their ends."""
         self._stride = 0
+        self._there: list[str] = []
+        """Draws that had succeeded before they were asked for."""
         self.resync()
 
     def resync(self) -> None:
@@ -73,10 +74,27 @@ class Controller:
         self._looked = 0.0
         self._full_until = 0.0
         self._told: set[str] = set()
+        self._state = ""
+
+    def lost(self) -> None:
+        """Somebody else has, or had, the run, and may have done anything with it: everything is read anew."""
+        self.resync()
+        self._ended.clear()
+        self.finisher.restart()
+
+    def hold(self) -> None:
+        """Renews the lease. Raises LeaseLost: whoever was asleep for too long does nothing more."""
+        if not self.runs.keep(self.name, self.token):
+            raise LeaseLost(self.name)
 
     def claim(self, *, force: bool = False) -> bool:
-        """Takes or keeps the run; False: another one has it. Raises UnknownRun."""
-        return self.runs.claim(self.name, self.token, force=force)
+        """Takes or keeps the run; False: another one has it. Raises UnknownRun.
+
+        A lease that had ended is as good as lost: somebody may have had the run, and be gone again."""
+        claimed = self.runs.claim(self.name, self.token, force=force)
+        if claimed == "taken":
+            self.lost()
+        return claimed is not None
 
     def step(self, wait_s: float = 0.5) -> Run:
         """One look: queue what there is room for, settle what ended, wait for at most so long if neither.
@@ -96,42 +114,49 @@ class Controller:
     # -- queueing
 
     def _move(self, run: Run) -> bool:
+        if run.state != self._state:  # what was told to jobs in another state was something else
+            self._told.clear()
+            self._state = run.state
         if run.state == "running":
             return self._feed(run)
         if run.state == "paused":
             self._withdraw()
         elif run.state == "cancelled":
-            self._void()
+            self._void(run)
         return False
 
     def _feed(self, run: Run) -> bool:
         """Fills the window in chunks. True: there may be room for more at once."""
         window = run.spec.window
         room = min(window - len(self._open), CHUNK)
-        if (
-            run.cursor >= run.planned
-            or room <= min(window // 8, CHUNK - 1)
-            or time.monotonic() < self._full_until
-        ):
+        first = self._first(run)
+        if first >= run.planned or room <= min(window // 8, CHUNK - 1) or time.monotonic() < self._full_until:
             return False
-        if run.cursor != self._at:
-            self._reader, self._at = self._plan.rows(run.cursor), run.cursor
+        if first != self._at:
+            self._reader, self._at = self._plan.rows(first), first
         part = list(islice(self._reader, room))
-        if not part or part[0][0] != run.cursor:
+        if not part or part[0][0] != first:
             raise SaggarError(
-                f"the plan of run {self.name} has {run.planned} rows, and row {run.cursor} is not there"
+                f"the plan of run {self.name} has {run.planned} rows, and row {first} is not there"
             )
-        letters = self.runs.rows(self.name, run.cursor, len(part))
+        letters = self.runs.rows(self.name, first, len(part))
         wanted = [(n, job) for (n, job), letter in zip(part, letters, strict=True) if letter == "."]
         cursor = self._queue(wanted, part[-1][0] + 1)
         self._at = cursor if cursor == part[-1][0] + 1 else -1
         return cursor == part[-1][0] + 1
+
+    def _first(self, run: Run) -> int:
+        """The row to go on with: the cursor, or, where that is at the end, one that was put back behind its back."""
+        if run.cursor < run.planned or not run.waiting:
+            return run.cursor
+        return next(self.runs.rows_in(self.name, "."), run.planned)
 
     def _queue(self, rows: Sequence[tuple[int, Job]], after: int) -> int:
         """Submits and marks these rows; the row to go on with: `after`, or the one for which the lane had no room."""
         entries: list[tuple[str, int]] = []
         refused: list[Settled] = []
         before: list[str] = []
+        self.hold()
         outcomes = self._client.submit_many([job for _, job in rows])
         for (n, job), outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, QueueFull):
@@ -147,11 +172,17 @@ class Controller:
             elif self._was_there(outcome):
                 before.append(job.id)
         self.runs.mark(self.name, self.token, after, entries)
-        self._open |= {job_id: (n, 0) for job_id, n in entries}
+        for job_id, n in entries:
+            self._enter(job_id, n, 0)
         if refused:
             self._settle(refused)
         self._take_up(before)
         return after
+
+    def _enter(self, job_id: str, n: int, draw: int) -> None:
+        """It is open, perhaps again: its record is needed."""
+        self._open[job_id] = (n, draw)
+        self._ended.pop(job_id, None)
 
     def _was_there(self, outcome: Submitted) -> bool:
         """Whether it has succeeded before. One that ended otherwise is tried again: its row waits to be made."""
@@ -160,6 +191,7 @@ class Controller:
         return outcome.state == "succeeded" or not self._retried(outcome.id)
 
     def _retried(self, job_id: str) -> bool:
+        self.hold()  # it may have failed under somebody else
         try:
             self._client.retry(job_id)
         except (NotRetryable, UnknownJob):  # it succeeded, or was forgotten, in between: its record says
@@ -183,14 +215,31 @@ class Controller:
             ]
             if running:
                 self.runs.mark(self.name, self.token, self.runs.get(self.name).cursor, running)
-                self._open |= {job_id: (n, 0) for job_id, n in running}
+                for job_id, n in running:
+                    self._enter(job_id, n, 0)
 
-    def _void(self) -> None:
-        """Cancelled: nothing more is queued, and what is open stops."""
+    def _void(self, run: Run) -> None:
+        """Cancelled: nothing more is queued, and what is open stops. So do jobs that no row waits for: of a controller
+        that died when it had queued them, or taken them out of its window."""
+        if run.closed:
+            return
         self.runs.void(self.name)
+        if not self._told:
+            self._stop_strays()
         for job_id in [job_id for job_id in self._open if job_id not in self._told]:
             self._client.cancel(job_id)
             self._told.add(job_id)
+
+    def _stop_strays(self) -> None:
+        for state in OPEN:
+            cursor: str | None = None
+            while True:
+                page = self._client.list(run=self.name, state=state, limit=1000, cursor=cursor)
+                for record in page.records:
+                    self._client.cancel(record.id)
+                    self._told.add(record.id)
+                if (cursor := page.cursor) is None:
+                    break
 
     # -- what ended
 
@@ -233,122 +282,117 @@ class Controller:
         if not job_ids:
             return
         done: list[Ended] = []
-        settled: list[Settled] = []
+        ends: list[Settled] = []
         for job_id, record in zip(job_ids, self._client.statuses(job_ids), strict=True):
             n, draw = self._open[job_id]
             if record is None:  # its record is gone, with whatever it said
-                settled.append(Settled(n, job_id, "."))
+                ends.append(Settled(n, job_id, "."))
             elif record.state == "succeeded":
                 done.append(Ended(n, draw, record))
             elif record.ended:
-                settled.append(_not_made(n, record))
-        self._settle(settled)
+                ends.append(not_made(n, record))
+        self._settle(ends)
         for part in chunks(done, 50):
             verdicts = self.finisher.judge(part)
-            self._settle([self._judged(one, verdict) for one, verdict in zip(part, verdicts, strict=True)])
+            self._there = []
+            judged = [self._judged(one, verdict) for one, verdict in zip(part, verdicts, strict=True)]
+            self._settle([one for one in judged if one is not None])
+            self._take_up(self._there)
 
-    def _judged(self, one: Ended, verdict: Verdict) -> Settled:
-        n, job_id, result = one.n, one.record.id, one.record.result
+    def _judged(self, one: Ended, verdict: Verdict) -> Settled | None:
         if verdict.to == "redraw":
             return self._draw_again(one, verdict)
         if verdict.to == "again":
-            return Settled(n, job_id, ".")
-        batch = max(1, result.batch_size) if result else None
-        return Settled(
-            n,
-            job_id,
-            _LETTER[verdict.to],
-            kind=None if verdict.to == "done" else verdict.to,
-            message=verdict.why,
-            batch=batch,
-            bytes=verdict.bytes,
-            pictures=_pictures(one.record, verdict),
-            picks=verdict.picks,
-            refused=verdict.refused or None,
-        )
+            return self._make_again(one)
+        return settled(one, verdict, keep=self.finisher.needs_records)
 
     def _draw_again(self, one: Ended, verdict: Verdict) -> Settled:
         """Queues the row's next draw. A lane without room puts the whole row back: it waits its turn."""
         job = redrawn(one.record.job, one.draw, self._stride)
-        for outcome in self._client.submit_many([job]):
-            if isinstance(outcome, QueueFull):
-                return Settled(one.n, one.record.id, ".")
-            if isinstance(outcome, SaggarError):
-                return Settled(one.n, one.record.id, "f", kind="refused", message=str(outcome)[:500])
-        self._open[job.id] = (one.n, one.draw + 1)
+        if (refused := self._submit(job, one)) is not None:
+            return refused
+        self._enter(job.id, one.n, one.draw + 1)
         return Settled(
             one.n,
             one.record.id,
             "q",
             next=job.id,
             draw=one.draw + 1,
+            bytes=verdict.bytes,
             picks=verdict.picks,
             refused=verdict.refused or None,
         )
 
-    def _settle(self, settled: Sequence[Settled]) -> None:
-        if not settled:
+    def _make_again(self, one: Ended) -> Settled | None:
+        """What it has made is gone: the same draw is queued once more, under its place in the window. Its record goes
+        first, or it would be found as it is."""
+        self.runs.forget(self.name, [one.record.id], events=EVENTS, token=self.token)
+        return self._submit(one.record.job, one)
+
+    def _submit(self, job: Job, one: Ended) -> Settled | None:
+        """Queues a job for this row; what becomes of the row where that cannot be."""
+        (outcome,) = self._client.submit_many([job])
+        if isinstance(outcome, QueueFull):
+            return Settled(one.n, one.record.id, ".")
+        if isinstance(outcome, SaggarError):
+            return Settled(one.n, one.record.id, "f", kind="refused", message=str(outcome)[:500])
+        if self._was_there(outcome):
+            self._there.append(job.id)
+        return None
+
+    def _settle(self, ends: Sequence[Settled]) -> None:
+        if not ends:
             return
-        self.runs.settle(self.name, self.token, settled)
-        for one in settled:
+        self.runs.settle(self.name, self.token, ends)
+        for one in ends:
             del self._open[one.id]
             self._told.discard(one.id)
-            if one.to != "." and not (one.to in "dq" and self.finisher.needs_records):
-                self._ended.append(one.id)
-            elif self._at > one.n:
-                self._at = -1
+            if one.to == ".":
+                self._at = -1 if self._at > one.n else self._at
+            elif not (one.to in "dq" and self.finisher.needs_records):
+                self._ended[one.id] = None
 
     def let_go(self, job_ids: Sequence[str]) -> None:
         """The records of these rows' jobs are not needed any more."""
-        self._ended += job_ids
+        self._ended |= dict.fromkeys(job_ids)
 
     def _forget(self) -> None:
-        old = [self._ended.popleft() for _ in range(len(self._ended) - KEPT)]
+        old = list(islice(self._ended, max(0, len(self._ended) - KEPT)))
         for part in chunks(old, CHUNK):
-            self.runs.forget(self.name, part, events=EVENTS)
+            self.runs.forget(self.name, part, events=EVENTS, token=self.token)
+            for job_id in part:
+                del self._ended[job_id]
 
     # -- the end
 
     def _after(self, run: Run) -> Run:
-        spec = run.spec
-        if run.state == "running" and spec.max_failures is not None and run.failed >= spec.max_failures:
-            self.runs.change(self.name, "paused", f"{run.failed} rows failed")
-        elif run.state == "running" and spec.time_budget_s is not None and run.round_s >= spec.time_budget_s:
-            self.runs.change(self.name, "paused", f"its time of {spec.time_budget_s:g} s is spent")
-        if run.complete and run.state in ("running", "cancelled", "paused"):
-            self.finisher.complete(run)
-            now = self.runs.get(self.name)
-            if not now.complete:  # something of it was lost, and is made again
-                return now
-            if run.state == "paused":
-                self.runs.change(self.name, "running")
-            self.runs.change(self.name, "done", run.why)
+        if run.complete:
+            return self._finish(run)
+        spec, why = run.spec, ""
+        if spec.max_failures is not None and run.failed >= spec.max_failures:
+            why = f"{run.failed} rows failed"
+        elif spec.time_budget_s is not None and run.round_s >= spec.time_budget_s:
+            why = f"its time of {spec.time_budget_s:g} s is spent"
+        if why and run.state == "running":
+            self._change("paused", why)
             return self.runs.get(self.name)
         return run
 
+    def _finish(self, run: Run) -> Run:
+        """Every row has its end. What was paused then is done all the same."""
+        if run.state == "done" or run.closed:
+            return run
+        self.finisher.complete(run)
+        now = self.runs.get(self.name)
+        if not now.complete or now.state != run.state:  # lost and made again; or cancelled at this moment
+            return now
+        if run.state == "cancelled":
+            self.runs.close(self.name, self.token)
+        else:
+            if run.state == "paused":
+                self._change("running")
+            self._change("done", run.why)
+        return self.runs.get(self.name)
 
-def redrawn(job: Job, draw: int, stride: int = 0) -> Job:
-    """The next draw of a row whose draw number `draw` this job was: an id of its own, and the seeds that follow.
-    `stride`: of the seeds that rows of equal content share among them, so that none is drawn twice."""
-    base = job.id.rpartition("-r")[0] if draw else job.id
-    seed = (job.seed or 0) + max(stride, job.num_outputs)
-    return job.model_copy(update={"id": f"{base}-r{draw + 1}", "seed": seed % (MAX_SEED - job.num_outputs)})
-
-
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Parts of at most `size`."""
-    return (items[first : first + size] for first in range(0, len(items), size))
-
-
-def _pictures(record: JobRecord, verdict: Verdict) -> int:
-    if verdict.to != "done":
-        return 0
-    return verdict.picks.count("=") if verdict.picks else record.job.num_outputs
-
-
-def _not_made(n: int, record: JobRecord) -> Settled:
-    if record.state == "cancelled":
-        return Settled(n, record.id, "c")
-    if record.error is not None:
-        return Settled(n, record.id, "f", kind=record.error.kind, message=record.error.message[:500])
-    return Settled(n, record.id, "f", kind=record.state, message="its deadline passed")
+    def _change(self, to: RunState, why: str = "") -> None:
+        self.runs.change(self.name, to, why, token=self.token)

@@ -34,6 +34,14 @@ Letter = Literal[".", "q", "d", "p", "f", "r", "c"]
 CHUNK = 10_000
 
 
+def changed_plan(name: str) -> RunChanged:
+    """For another manifest under the name of a run."""
+    return RunChanged(
+        f"run {name} was planned from another manifest (allowed: the same one again, --extend to add what is new, or "
+        "another --name)"
+    )
+
+
 class LeaseLost(Exception):
     """Another controller has the run: stop at once, and say nothing more about it."""
 
@@ -42,7 +50,8 @@ class LeaseLost(Exception):
 class Settled:
     """What became of a row's job `id`: `to` is an end, "." to queue it again, or "q" when `next` is its next draw,
     number `draw`. `kind` and `message` of a failure; `batch` rows it ran among; `pictures` of `bytes` it made; `picks`
-    is what was accepted, None for all of it; `refused` the gates that refused a picture each."""
+    is what was accepted, None for all of it; `refused` the gates that refused a picture each; `keep` of a done row that
+    may be lost yet."""
 
     n: int
     id: str
@@ -56,6 +65,7 @@ class Settled:
     pictures: int | None = None
     picks: str | None = None
     refused: tuple[str, ...] | None = None
+    keep: bool = False
 
     def stored(self) -> dict[str, object]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -78,10 +88,7 @@ class RunLedger:
         are done already. Raises RunChanged, QueueFull (Redis has no memory)."""
         answer = self._call("open", spec.name, spec.model_dump_json(), spec.digest, spec.planned, rows)
         if answer == "changed":
-            raise RunChanged(
-                f"run {spec.name} was planned from another manifest (allowed: the same one again, --extend to add what "
-                "is new, or another --name)"
-            )
+            raise changed_plan(spec.name)
         return cast("Literal['created', 'same']", answer)
 
     def get(self, name: str) -> Run:
@@ -94,18 +101,21 @@ class RunLedger:
         ops = [Op("view", [name], partial(_read, name)) for name in names]
         return [run for run in self._runner.run_many(ops) if isinstance(run, Run)] if ops else []
 
-    def change(self, name: str, to: RunState, why: str = "") -> RunState:
-        """Pause, resume or cancel; the state that stands, which is another one where that cannot be. Raises
-        UnknownRun."""
+    def change(self, name: str, to: RunState, why: str = "", *, token: str = "") -> RunState:
+        """Pause, resume or cancel; the state that stands, which is another one where that cannot be: `done` is only
+        what is complete. `token`: of a controller, which says nothing about a run that another one has. Raises
+        UnknownRun, LeaseLost."""
         may_come_from: dict[RunState, tuple[RunState, ...]] = {
             "paused": ("planned", "running"),
             "running": ("planned", "paused"),
             "cancelled": ("planned", "running", "paused"),
             "done": ("running",),
         }
-        answer = self._call("change", check_id(name), to, why, *may_come_from[to])
+        answer = self._call("change", check_id(name), to, why, token, *may_come_from[to])
         if answer == "unknown":
             raise UnknownRun(name)
+        if answer == "lost":
+            raise LeaseLost(name)
         return cast("RunState", answer)
 
     def again(self, name: str, ends: Sequence[Literal["failed", "rejected", "cancelled"]]) -> int:
@@ -115,6 +125,10 @@ class RunLedger:
             raise UnknownRun(name)
         return count
 
+    def reopen(self, name: str) -> bool:
+        """A run that is done goes on: there is more to make, or to write. False: it was not done."""
+        return self._call("reopen", check_id(name)) == 1
+
     def drop(self, name: str) -> bool:
         """Forgets the run; False when somebody holds it or it is unknown."""
         return self._call("drop", check_id(name)) == 1
@@ -122,6 +136,13 @@ class RunLedger:
     def rows(self, name: str, first: int, count: int) -> str:
         """Letters of these rows."""
         return cast("str", self.client.getrange(self._key(name, "rows"), first, first + count - 1))
+
+    def letters(self, name: str, numbers: Sequence[int]) -> Sequence[str]:
+        """Of these rows, wherever they stand, in one round trip."""
+        pipe = self.client.pipeline(transaction=False)
+        for n in numbers:
+            pipe.getrange(self._key(name, "rows"), n, n)
+        return cast("Sequence[str]", pipe.execute())
 
     def rows_in(self, name: str, letters: str) -> Iterator[int]:
         """Rows that stand in one of these letters, in order."""
@@ -169,13 +190,13 @@ class RunLedger:
         """How long a run is held without a sign of life."""
         return self._settings.run_lease_s
 
-    def claim(self, name: str, token: str, *, force: bool = False) -> bool:
-        """Takes or keeps the run. False: another one has it. `force`: take it from whoever has it. Raises
-        UnknownRun."""
+    def claim(self, name: str, token: str, *, force: bool = False) -> Literal["taken", "kept"] | None:
+        """Takes or keeps the run: "taken" is one that this token did not have a moment ago, None one that another one
+        has. `force`: take it from whoever has it. Raises UnknownRun."""
         answer = self._call("claim", name, token, self._lease_ms, int(force))
         if answer == "unknown":
             raise UnknownRun(name)
-        return answer == "yours"
+        return None if answer == "held" else cast("Literal['taken', 'kept']", answer)
 
     def keep(self, name: str, token: str) -> bool:
         """Renews a lease that is still this token's."""
@@ -214,13 +235,18 @@ class RunLedger:
             moved = [*moved, *(int(n) for n in cast("Sequence[str]", answer))]
         return moved
 
+    def close(self, name: str, token: str) -> None:
+        """Of a cancelled run: what comes last is written. Raises LeaseLost."""
+        self._held("close", name, token)
+
     def void(self, name: str) -> int:
         """Of a cancelled run: rows that were never queued are cancelled; how many."""
         return cast("int", self._call("void", name))
 
-    def forget(self, name: str, job_ids: Sequence[str], events: int) -> int:
-        """Records of ended jobs go, and all but the last `events` events of the run; how many records."""
-        return cast("int", self._call("forget", name, events, *job_ids))
+    def forget(self, name: str, job_ids: Sequence[str], events: int, *, token: str) -> int:
+        """Records of ended jobs go, and all but the last `events` events of the run; how many records. Raises
+        LeaseLost."""
+        return cast("int", self._held("forget", name, token, events, *job_ids))
 
     def _key(self, name: str, part: str) -> str:
         return f"{self._settings.key_prefix}runs:{check_id(name)}:{part}"
@@ -272,6 +298,7 @@ def _read(name: str, reply: Reply) -> Run:
         open=cast("int", open_jobs),
         cursor=number("cursor"),
         held=bool(held),
+        closed="closed" in fields,
         why=fields.get("why", ""),
         spent_s=number("spent") / 1e6,
         round_s=(number("spent") - number("resumed")) / 1e6,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.client import Pipeline
 from saggar.jobs import (
     AsyncJobClient,
+    Cards,
     Event,
     Job,
     JobClient,
@@ -19,6 +22,7 @@ from saggar.jobs import (
     JobFailed,
     JobSettings,
     Ledger,
+    SaggarError,
     Submitted,
     WaitTimeout,
     connect,
@@ -26,7 +30,7 @@ from saggar.jobs import (
 from saggar.jobs.ledger import Started
 from saggar.workers.servers import RedisServer
 
-from tests.jobs.samples import event_kinds, lane_messages, make_job, make_result, submit
+from tests.jobs.samples import CARD, event_kinds, lane_messages, make_job, make_result, submit
 from tests.support.wait import until
 
 pytestmark = pytest.mark.e2e
@@ -309,3 +313,66 @@ def test_a_page_costs_the_same_among_many(real_client: JobClient, real: redis.Re
         isinstance(o, Submitted) for o in real_client.submit_many(make_job(seed=i) for i in range(5_000))
     )
     assert commands_of_a_page() == few
+
+
+def test_a_fork_amid_submit_many_goes_on_in_one_process(real_client: JobClient) -> None:
+    """Its other process, which has no thread that sends, says so and does not hang."""
+    outcomes = real_client.submit_many((make_job(id=f"j{i}") for i in range(10)), chunk=4)
+    assert next(outcomes) == Submitted("j0", True, "queued")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            next(outcomes)
+        except SaggarError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        assert said.read() == "submit_many was begun in another process: call it again in this one"
+    assert os.waitpid(child, 0) == (child, 0)
+    assert [one.id for one in outcomes if isinstance(one, Submitted)] == [f"j{i}" for i in range(1, 10)]
+
+
+class Dying(redis.Redis):
+    """Its server dies when it has executed `left` commands of a pipeline more."""
+
+    left = 10**6
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
+        client, pipe = self, super().pipeline(transaction, shard_hint)
+        execute = pipe.execute
+
+        def partly(raise_on_error: bool = True) -> list[object]:
+            stack = pipe.command_stack
+            if len(stack) <= client.left:
+                client.left -= len(stack)
+                return execute(raise_on_error)
+            pipe.command_stack = stack[: client.left]
+            execute(raise_on_error)
+            raise redis.ConnectionError("gone")
+
+        pipe.execute = partly  # type: ignore[method-assign]
+        return pipe
+
+
+@pytest.mark.parametrize("left", [0, 1, 3, 4, 6, 9])
+def test_what_redis_took_of_many_before_it_died_is_found_again(real_settings: JobSettings, left: int) -> None:
+    with connect(real_settings) as plain:
+        Cards(plain, real_settings).publish(CARD, "w1")
+        list(JobClient(real_settings, plain).submit_many([make_job(id="first")]))  # the scripts are there
+    client = Dying.from_url(real_settings.redis_url, decode_responses=True)
+    with JobClient(real_settings, client) as producer:
+        client.left = left
+        jobs = [make_job(id=f"j{i}") for i in range(10)]
+        told: list[Submitted | SaggarError] = []
+        with pytest.raises(redis.ConnectionError, match="gone"):
+            for outcome in producer.submit_many(jobs, chunk=4):
+                told.append(outcome)
+        assert len(told) == left // 4 * 4, "whole chunks: what is told was taken"
+        client.left = 10**6
+        again = list(producer.submit_many(jobs, chunk=4))
+        created = [one.created for one in again if isinstance(one, Submitted)]
+        assert created == [False] * left + [True] * (10 - left), "each job once, wherever it died"
+        assert producer.counts()["queued"] == 11

@@ -16,7 +16,8 @@ from saggar.workers.runs.outputs import Made, Outputs
 
 
 def deliver(record: JobRecord, target: Storage, outputs: Outputs) -> str | None:
-    """Copies a result into the target unless it is there; why that cannot be, or None.
+    """Copies a result into the target unless it is there; why that cannot be, or None: it is gone, or other than it
+    was, and nothing of it stays in the target.
 
     Raises StorageUnavailable and StorageRefused: a store cannot answer now, or does not want to.
     """
@@ -37,9 +38,14 @@ def is_in(record: JobRecord, target: Storage) -> bool:
 
 def _copy(made: Made, target: Storage) -> None:
     """Raises NotFound and Conflict for a result that is not whole."""
-    for file in made.manifest.files():
-        data = made.storage.get(file.key)
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise Conflict(f"{file.key} holds other bytes than its manifest says")
-        target.put(file.key, data, content_type=file.content_type)
+    try:
+        for file in made.manifest.files():
+            data = made.storage.get(file.key)
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                raise Conflict(f"{file.key} holds other bytes than its manifest says")
+            target.put(file.key, data, content_type=file.content_type)
+    except (NotFound, Conflict):
+        if target.head(made.key) is None:
+            target.delete([file.key for file in made.manifest.files()])
+        raise
     target.put(made.key, made.manifest.to_bytes(), content_type="application/json")

@@ -21,7 +21,9 @@ _AWAY = (redis.ConnectionError, redis.TimeoutError, StorageUnavailable)
 
 def stands_still(run: Run) -> bool:
     """Whether nothing more happens by itself: it is over, or paused with nothing in hand."""
-    if run.state in ("done", "cancelled"):
+    if run.state == "cancelled":
+        return run.complete and run.closed
+    if run.state == "done":
         return run.complete
     return run.state == "paused" and run.open == 0
 
@@ -57,7 +59,7 @@ def _step(controller: Controller, stop: threading.Event) -> Run:
     try:
         return controller.step(WAIT_S)
     except LeaseLost:
-        controller.resync()
+        controller.lost()
         stop.wait(WAIT_S)
         return controller.runs.get(controller.name)
 

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from saggar.jobs.client import JobClient
 from saggar.jobs.record import JobRecord
-from saggar.jobs.runs import Controller, Ended, Run, RunSpec, Verdict
+from saggar.jobs.runs import Controller, Ended, LeaseLost, Run, RunSpec, Verdict
 from saggar.jobs.runs.contract import bytes_of
 from saggar.jobs.schema import Job
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
-from saggar.storage.keys import result_key
+from saggar.storage.keys import RESULT_NAME, result_key
 from saggar.storage.results import read_result
 from saggar.workers.runs.deliver import deliver, is_in
 from saggar.workers.runs.folder import RunFolder
 from saggar.workers.runs.judge import RowGates, draws_of
-from saggar.workers.runs.outputs import Made, Outputs, leads
-from saggar.workers.runs.pack import Done, Packer, remove
+from saggar.workers.runs.outputs import Made, Outputs, leads, remove
+from saggar.workers.runs.pack import MOST_LOST, Done, Packer
 from saggar.workers.runs.sheet import MOST, SheetFailed, make_sheet
 from saggar.workers.runs.sheet import NAME as SHEET
 from saggar.workers.runs.summary import summary_of
 
 log = logging.getLogger(__name__)
 _THREADS = 8
+_DRAW = re.compile(r"-r[1-9][0-9]*$")
+"""What the id of a later draw has behind its row's."""
 
 
 def staging(name: str) -> str:
@@ -39,18 +43,29 @@ class RunFinisher:
     """As jobs.runs.Finisher. Close it."""
 
     def __init__(
-        self, spec: RunSpec, client: JobClient, controller: Controller, target: Storage, folder: RunFolder
+        self,
+        spec: RunSpec,
+        client: JobClient,
+        controller: Controller,
+        target: Storage,
+        folder: RunFolder,
+        outputs: Outputs | None = None,
     ) -> None:
-        """Raises ConfigError for gates that there are not."""
+        """`outputs`: where workers have put what they made; by default wherever records say. Closes them.
+
+        Raises ConfigError for gates that there are not."""
         self._spec, self._client, self._controller = spec, client, controller
         self._target, self._folder = target, folder
-        self._outputs = Outputs()
+        self._outputs = outputs or Outputs()
         self._pool = ThreadPoolExecutor(_THREADS, "saggar-finish")
         self._gates = RowGates(spec, controller.runs) if spec.gates else None
         self._packer: Packer | None = None
         if spec.format != "objects":
             self._packer = Packer(spec, client, controller, target, folder, self._outputs, self._pool)
         self._refused: list[JobRecord] = []
+        self._lost: Counter[str] = Counter()
+        self._open = False
+        """Whether `_SUCCESS` is known not to be there."""
 
     @property
     def needs_records(self) -> bool:
@@ -59,14 +74,16 @@ class RunFinisher:
 
     def judge(self, ended: Sequence[Ended]) -> Sequence[Verdict]:
         """As Finisher.judge. Raises StorageUnavailable and StorageRefused, after which it may be called again."""
+        self._controller.hold()
         self._folder.unread.note(ended)
         if self._gates is None:
             verdicts: Sequence[Verdict] = [Verdict("done", bytes=bytes_of(one.record)) for one in ended]
         else:
-            verdicts = self._gates.judge(ended, self._outputs)
+            judged = self._gates.judge(ended, self._outputs)
+            verdicts = [self._or_again(one, verdict) for one, verdict in zip(ended, judged, strict=True)]
         if self._packer is not None:
             done = [
-                Done(one.n, _row_id(one))
+                Done(one.n, _row_id(one), one.record.job.num_outputs)
                 for one, say in zip(ended, verdicts, strict=True)
                 if say.to == "done"
             ]
@@ -77,7 +94,10 @@ class RunFinisher:
         return list(self._pool.map(self._deliver, ended, verdicts))
 
     def tend(self, run: Run) -> None:
-        """Packs; removes draws that nobody wants, once their rows say so."""
+        """Packs; removes draws that nobody wants, once their rows say so. What there is more to make of is not
+        finished."""
+        if run.state != "done" and not self._open:
+            self._unfinish(run)
         while self._refused:
             self._remove(self._refused[-1])
             self._refused.pop()
@@ -92,13 +112,22 @@ class RunFinisher:
         if shards is None:
             return
         run = self._controller.runs.get(run.name)
+        self._folder.mend(run.digest, run.planned, self._controller.hold)
         sheet = self._sheet(run)
-        summary = summary_of(run, self._controller.runs, self._client, self._folder)
+        try:
+            summary = summary_of(run, self._controller.runs, self._client, self._folder)
+        except ValueError:
+            self._controller.hold()
+            if self._controller.runs.get(run.name).complete:
+                raise
+            return  # somebody asked for some of it again, while it was read
         self._folder.report(summary, sheet)
+        self._controller.hold()  # what follows cannot be taken back
         if self._packer is not None:
             self._clean()
         elif self._gates is not None:
             self._folder.write_accepted(self._accepted())
+            self._sweep()
         if not success:
             return
         counts = {
@@ -106,7 +135,19 @@ class RunFinisher:
             for name in ("planned", "done", "failed", "rejected", "cancelled", "redrawn")
         }
         text = json.dumps({"run": run.name, "manifest": run.digest, **counts, "shards": shards}, indent=2)
+        self._controller.hold()
         self._folder.succeed(text.encode())
+        self._open = False
+        self._hold_or_reopen(run)
+
+    def restart(self) -> None:
+        """As Finisher.restart."""
+        self._refused.clear()
+        self._open = False
+        if self._gates is not None:
+            self._gates.restart()
+        if self._packer is not None:
+            self._packer.restart()
 
     def close(self) -> None:
         if self._packer is not None:
@@ -114,12 +155,41 @@ class RunFinisher:
         self._pool.shutdown()
         self._outputs.close()
 
+    def _unfinish(self, run: Run) -> None:
+        if self._folder.succeeded():
+            self._folder.unfinish()
+            self._hold_or_reopen(run)
+        self._open = True
+
+    def _hold_or_reopen(self, run: Run) -> None:
+        """Whoever slept as it wrote or removed `_SUCCESS` may have undone what another one has said since: whoever has
+        the run then says it again."""
+        try:
+            self._controller.hold()
+        except LeaseLost:
+            self._controller.runs.reopen(run.name)
+            raise
+
     def _deliver(self, one: Ended, verdict: Verdict) -> Verdict:
         if verdict.to == "done" or (verdict.to == "redraw" and f"{one.draw}." in str(verdict.picks)):
             why = deliver(one.record, self._target, self._outputs)
-            return verdict if why is None else Verdict("failed", why=why)
-        if is_in(one.record, self._target) and verdict.to != "failed":
+            return verdict if why is None else self._or_again(one, Verdict("again", why=why))
+        if is_in(one.record, self._target) and verdict.to not in ("failed", "again"):
             self._refused.append(one.record)
+        return verdict
+
+    def _or_again(self, one: Ended, verdict: Verdict) -> Verdict:
+        """What is lost is made again, but not for ever."""
+        if verdict.to != "again":
+            return verdict
+        self._controller.hold()  # or it is gone because somebody else needs it no more
+        self._lost[one.record.id] += 1
+        if self._lost[one.record.id] > MOST_LOST:
+            return Verdict("failed", why=verdict.why)
+        log.warning(
+            "run %s: what row %d made is lost, and made again: %s", self._spec.name, one.n, verdict.why
+        )
+        self._outputs.forget(one.record)
         return verdict
 
     def _remove(self, record: JobRecord) -> None:
@@ -168,10 +238,36 @@ class RunFinisher:
             return None
 
     def _clean(self) -> None:
-        """Single objects that are in shards now, and what attempts without a result have left beside them."""
+        """Single objects that are in shards now, and what attempts without a result have left beside them: in all
+        stores that the records know, for whoever packed may have been killed before it came to this."""
+        for record in self._client.list(run=self._spec.name, state="succeeded", limit=1000).records:
+            try:
+                self._outputs.place(record)
+            except Conflict as error:
+                log.info("run %s: nothing to clean up: %s", self._spec.name, error)
         prefix = staging(self._spec.name) + "/"
         for storage in self._outputs.stores():
             storage.delete(info.key for info in storage.list(prefix))
+
+    def _sweep(self) -> None:
+        """Draws that do not count, of rows that are done or rejected: whoever refused them may have been killed before
+        it removed them."""
+        runs, name, ids = self._controller.runs, self._spec.name, {}
+        letters = runs.rows(name, 0, runs.get(name).planned)
+        picks = dict(runs.all_picks(name))
+        counts: set[str] = set()
+        for n, job in self._folder.rows(0):
+            if letters[n] in "dr":
+                ids[job.id] = job.output.prefix
+                counts |= draws_of(job.id, picks.get(n)).keys() if letters[n] == "d" else set()
+        for info in list(self._target.list(self._spec.prefix)):
+            folder, _, last = info.key.rpartition("/")
+            job_id = folder.rpartition("/")[2]
+            prefix = ids.get(_DRAW.sub("", job_id))
+            if prefix is None or job_id in counts or last != RESULT_NAME:
+                continue
+            if info.key == result_key(prefix, job_id):
+                remove(Made(self._target, info.key, read_result(self._target, info.key)))
 
     def _accepted(self) -> Sequence[str]:
         """A line for each picture that counts, for a run of single objects with gates."""
@@ -194,4 +290,4 @@ def _read(storage: Storage, key: str) -> Iterator[bytes]:
 
 
 def _row_id(one: Ended) -> str:
-    return one.record.id.rpartition("-r")[0] if one.draw else one.record.id
+    return _DRAW.sub("", one.record.id) if one.draw else one.record.id

@@ -10,7 +10,7 @@ _runs/NAME/_SUCCESS                        written last
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -96,6 +96,19 @@ class RunFolder:
         self._index = index
         return index
 
+    def mend(self, digest: str, planned: int, hold: Callable[[], None]) -> None:
+        """The plan of so many rows, which the ledger of runs knows, and no more: somebody who wanted to extend the run
+        was killed before it heard of it. `hold` raises what says that it knows more by now."""
+        index = self.index(fresh=True)
+        if index is None:
+            return
+        if index.planned > planned:
+            hold()
+            parts = tuple(part for part in index.parts if part.first + part.count <= planned)
+            spec = index.spec.model_copy(update={"digest": digest, "planned": planned})
+            index = self.write_index(index.model_copy(update={"spec": spec, "parts": parts}))
+        self._tidy(index, index)
+
     def _first_index(self, index: RunIndex) -> RunIndex:
         if not self.storage.conditional_put:
             return self.write_index(index)
@@ -128,6 +141,10 @@ class RunFolder:
         """Everything is in place: `_SUCCESS`, with the counts."""
         self.storage.put(f"{self.base}/_SUCCESS", text, content_type=_JSON)
 
+    def succeeded(self) -> bool:
+        """Whether `_SUCCESS` is there."""
+        return self.storage.head(f"{self.base}/_SUCCESS") is not None
+
     def report(self, summary: RunSummary, sheet: bytes | None) -> str:
         """`report.json` and `report.html`; the URI of the page."""
         return write_report(self.storage, self.base, summary, sheet)
@@ -142,7 +159,7 @@ class RunFolder:
         self.storage.delete([f"{self.base}/_SUCCESS"])
 
     def _texts(self, first: int) -> Iterator[tuple[int, str]]:
-        index = self.index(fresh=first > 0)  # somebody may have extended it
+        index = self.index(fresh=True)  # somebody may have extended it
         if index is None:
             raise NotFound(f"{self.base}/run.json")
         for part in index.parts:

@@ -6,12 +6,11 @@ again after a crash is held against the same pictures as before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from PIL import UnidentifiedImageError
 from saggar.jobs.runs import Ended, RunLedger, RunSpec, Verdict
-from saggar.jobs.runs.contract import bytes_of
 from saggar.storage.errors import Conflict, NotFound
 from saggar.workers.runs.gates import Candidate, GateError, parse_gates
 from saggar.workers.runs.outputs import Made, Outputs, leads
@@ -45,11 +44,15 @@ class RowGates:
     def __init__(self, spec: RunSpec, runs: RunLedger) -> None:
         """Raises ConfigError for gates that there are not."""
         self._spec, self._runs = spec, runs
-        self._gates = parse_gates(spec.gates)
+        self.restart()
+
+    def restart(self) -> None:
+        """Somebody else has had the run: what was accepted is read anew."""
+        self._gates = parse_gates(self._spec.gates)
         self._restored = False
 
     def judge(self, ended: Sequence[Ended], outputs: Outputs) -> Sequence[Verdict]:
-        """Raises StorageUnavailable and StorageRefused."""
+        """ "again" says what is gone, or other than it was. Raises StorageUnavailable and StorageRefused."""
         self._restore()
         again = [one.n for one in ended if one.draw]
         before = dict(zip(again, self._runs.picks(self._spec.name, again), strict=True))
@@ -68,7 +71,9 @@ class RowGates:
     def _judge(self, one: Ended, before: str, outputs: Outputs) -> Verdict:
         try:
             picks, refused = self._picks(one, outputs.result(one.record))
-        except (NotFound, Conflict, UnidentifiedImageError, ValueError) as error:
+        except (NotFound, Conflict) as error:
+            return Verdict("again", why=f"its result cannot be judged: {error}")
+        except (UnidentifiedImageError, ValueError) as error:
             return Verdict("failed", why=f"its result cannot be judged: {error}")
         except GateError as error:
             return Verdict("failed", why=str(error))
@@ -76,10 +81,11 @@ class RowGates:
         kept = [*(pick for pick in Pick.parse(before) if pick.draw < one.draw), *picks]
         kept = kept[: self._spec.accept or job.num_outputs]
         text = ",".join(map(str, kept))
+        size = _bytes(one, {pick.index for pick in kept if pick.draw == one.draw})
         if len(kept) == (self._spec.accept or job.num_outputs):
-            return Verdict("done", picks=text, bytes=bytes_of(one.record), refused=refused)
+            return Verdict("done", picks=text, bytes=size, refused=refused)
         if one.draw < self._spec.redraws:
-            return Verdict("redraw", picks=text, refused=refused)
+            return Verdict("redraw", picks=text, bytes=size, refused=refused)
         why = f"{len(kept)} of {self._spec.accept or job.num_outputs} accepted in {one.draw + 1} draws"
         return Verdict("rejected", picks="", why=why, refused=refused)
 
@@ -97,11 +103,21 @@ class RowGates:
         return picks, tuple(refused)
 
 
-def draws_of(row_id: str, picks: str | None) -> dict[str, set[int] | None]:
-    """Job ids of the draws that count for a row, with the outputs that do; None: all of them."""
+Draws = dict[str, set[int] | None]
+"""Job ids of the draws that count for a row, with the outputs that do; None: all of them."""
+
+
+def _bytes(one: Ended, accepted: Set[int]) -> int:
+    """Of these outputs."""
+    result = one.record.result
+    return sum(output.bytes for output in result.outputs if output.index in accepted) if result else 0
+
+
+def draws_of(row_id: str, picks: str | None) -> Draws:
+    """What counts of a row, by what was accepted of it."""
     if picks is None:
         return {row_id: None}
-    found: dict[str, set[int] | None] = {}
+    found: Draws = {}
     for pick in Pick.parse(picks):
         job_id = f"{row_id}-r{pick.draw}" if pick.draw else row_id
         numbers = found.setdefault(job_id, set())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from contextlib import ExitStack
 
 import redis
 from saggar.jobs.client import JobClient
-from saggar.jobs.errors import SaggarError
-from saggar.jobs.runs import Controller, Run, RunLedger
+from saggar.jobs.errors import SaggarError, UnknownRun
+from saggar.jobs.runs import Controller, LeaseLost, Run, RunLedger
 from saggar.jobs.settings import JobSettings, connect
 from saggar.storage.base import open_storage
 from saggar.storage.errors import StorageError
@@ -64,27 +65,30 @@ class RunKeeper:
                 self._runs[run.name].start()
 
     def _control(self, run: Run) -> None:
+        token = uuid.uuid4().hex
         try:
-            control(run, self._settings, self._closed)
+            control(run, self._settings, self._closed, token)
         except (SaggarError, StorageError, redis.RedisError) as error:
             log.error("run %s is paused: %s", run.name, error)
-            self._pause(run, str(error))
+            self._pause(run, str(error), token)
         except Exception as error:
             log.exception("run %s is paused", run.name)
-            self._pause(run, type(error).__name__)
+            self._pause(run, type(error).__name__, token)
 
-    def _pause(self, run: Run, why: str) -> None:
-        """Somebody must look: another try would end the same way."""
+    def _pause(self, run: Run, why: str, token: str) -> None:
+        """Somebody must look: another try would end the same way. Not of a run that another one has by now."""
         client = connect(self._settings)
         try:
-            RunLedger(client, self._settings).change(run.name, "paused", why[:500])
+            RunLedger(client, self._settings).change(run.name, "paused", why[:500], token=token)
+        except (LeaseLost, UnknownRun) as error:
+            log.warning("run %s is somebody else's, or forgotten: %s", run.name, error)
         except redis.RedisError as error:
             log.error("run %s could not be paused: %s", run.name, error)
         finally:
             client.close()
 
 
-def control(run: Run, settings: JobSettings, stop: threading.Event) -> Run:
+def control(run: Run, settings: JobSettings, stop: threading.Event, token: str | None = None) -> Run:
     """Controls a run from here until it stands still or `stop` is set.
 
     Raises StorageError, SaggarError and errors of Redis that do not pass.
@@ -98,7 +102,7 @@ def control(run: Run, settings: JobSettings, stop: threading.Event) -> Run:
         target = open_storage(run.spec.target)
         stack.callback(target.close)
         folder = RunFolder(target, run.name)
-        controller = Controller(run.name, jobs, client, folder)
+        controller = Controller(run.name, jobs, client, folder, token=token)
         finisher = RunFinisher(run.spec, jobs, controller, target, folder)
         stack.callback(finisher.close)
         controller.finisher = finisher

@@ -6,9 +6,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from saggar.jobs.errors import ConfigError, InvalidJob, RunBusy, RunChanged, UnknownRun
 from saggar.jobs.runs import LeaseLost, Run, RunLedger, RunSpec
+from saggar.jobs.runs.ledger import changed_plan
 from saggar.jobs.runs.plan import (
     CardOf,
     Expansion,
@@ -97,6 +99,8 @@ def register(
         )
     if index is None:
         _first_plan(folder, manifest, spec)
+    elif run is None and index.spec.digest != spec.digest and not extend:
+        raise changed_plan(spec.name)
     elif run is None:
         run = _adopt(runs, folder, index, spec)
     digest = run.digest if run else spec.digest
@@ -159,16 +163,13 @@ def _results(storage: Storage, prefix: str) -> Iterator[str]:
 def _extend(runs: RunLedger, folder: RunFolder, manifest: Manifest, run: Run, spec: RunSpec) -> Run:
     with _held(runs, run.name) as token:
         run = runs.get(run.name)  # as it is now that nobody else extends it
+        folder.mend(run.digest, run.planned, partial(_hold, runs, run.name, token))
         index = folder.index(fresh=True)
         assert index is not None
-        # A crash may have left parts of an extension that Redis never heard of.
-        index = index.model_copy(
-            update={"parts": tuple(p for p in index.parts if p.first + p.count <= run.planned)}
-        )
-        folder.write_index(index)
         more, digest = manifest.only_new(folder.ids())
         spec = spec.model_copy(update={"digest": digest, "planned": run.planned + more})
         if more:
+            runs.reopen(run.name)  # first: a run that is done has its `_SUCCESS`
             folder.unfinish()
             folder.write_plan(spec, manifest.lines(), index)
             runs.extend(spec, token, run.digest, more)
@@ -191,12 +192,18 @@ def _held(runs: RunLedger, name: str) -> Iterator[str]:
         raise busy from None
 
 
+def _hold(runs: RunLedger, name: str, token: str) -> None:
+    if not runs.keep(name, token):
+        raise LeaseLost(name)
+
+
 def _wake(runs: RunLedger, folder: RunFolder, name: str) -> Run:
-    """What somebody started again shall go on."""
+    """What somebody started again shall go on. Its controller takes `_SUCCESS` away."""
     run = runs.get(name)
     if run.failed or run.cancelled:
-        folder.unfinish()
         runs.again(name, ["failed", "cancelled"])
+    elif run.state == "done" and not folder.succeeded():
+        runs.reopen(name)  # an older version could be killed between the two
     if run.state == "paused":
         runs.change(name, "running")
     return runs.get(name)

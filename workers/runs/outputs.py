@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ def leads(output: ManifestOutput) -> bool:
 class Outputs:
     """A folder's files or S3 objects. Each store is opened once."""
 
-    def __init__(self) -> None:
+    def __init__(self, opener: Callable[[str], Storage] = open_storage) -> None:
+        """`opener`: from a store's URL without its closing slash to the store."""
+        self._opener = opener
         self._stack = ExitStack()
         self._stores: dict[str, Storage] = {}
 
@@ -60,6 +63,14 @@ class Outputs:
         storage, key = self.place(record)
         return Made(storage, key, read_result(storage, key))
 
+    def forget(self, record: JobRecord) -> None:
+        """A result that is not whole any more is none: without it the job is made anew. Raises StorageError."""
+        try:
+            storage, key = self.place(record)
+        except Conflict:  # it is nowhere
+            return
+        storage.delete([key])
+
     def place(self, record: JobRecord) -> tuple[Storage, str]:
         """Where that manifest is: its store, and its key there. Raises Conflict."""
         uri = record.result.manifest if record.result else None
@@ -78,6 +89,12 @@ class Outputs:
     def store(self, root: str) -> Storage:
         """By a URL without its closing slash."""
         if root not in self._stores:
-            self._stores[root] = open_storage(root)
+            self._stores[root] = self._opener(root)
             self._stack.callback(self._stores[root].close)
         return self._stores[root]
+
+
+def remove(made: Made) -> None:
+    """A result's objects, what names them last."""
+    made.storage.delete([file.key for file in made.manifest.files()])
+    made.storage.delete([made.key])

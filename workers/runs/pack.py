@@ -20,7 +20,8 @@ from pydantic import JsonValue
 from saggar.jobs.client import JobClient
 from saggar.jobs.record import JobRecord
 from saggar.jobs.runs import Controller, RunSpec
-from saggar.jobs.runs.controller import EVENTS, chunks
+from saggar.jobs.runs.controller import EVENTS
+from saggar.jobs.runs.rows import chunks
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
 from saggar.storage.results import ManifestFile, ManifestOutput
@@ -29,25 +30,27 @@ from saggar.storage.shard_index import ShardKeys, index_numbers, read_index
 from saggar.storage.shards import DEFAULT_TARGET_BYTES, ShardWriter
 from saggar.workers.encode import FACTS
 from saggar.workers.runs.folder import RunFolder
-from saggar.workers.runs.judge import draws_of
-from saggar.workers.runs.outputs import Made, Outputs
+from saggar.workers.runs.judge import Draws, draws_of
+from saggar.workers.runs.outputs import Made, Outputs, remove
 
 log = logging.getLogger(__name__)
 _CHUNK = 32
 """Rows whose pictures are in memory at a time."""
 SHOWN = 64
 """Rows at the beginning whose single objects stay until the contact sheet is made."""
-_MOST_LOST = 3
+MOST_LOST = 3
 """How often a row is made whose pictures are lost before they are packed."""
 _EXTENSIONS = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpg"}
 
 
 @dataclass(frozen=True)
 class Done:
-    """A row to be packed: its number and the id of its first draw."""
+    """A row to be packed: its number, the id of its first draw, and how many pictures it has, where all of that draw
+    count."""
 
     n: int
     row_id: str
+    pictures: int
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,17 @@ class Packer:
         they were settled are taken twice."""
         self._waiting: dict[int, Waiting] = {}
         self._lost: Counter[int] = Counter()
-        self._again: set[int] = set()
 
     def take(self, rows: Sequence[Done]) -> None:
         """Rows that are about to be settled as done: packed at the next `tend`."""
         self._todo |= {row.n: row for row in rows}
-        self._again.difference_update(row.n for row in rows)
+
+    def restart(self) -> None:
+        """Somebody else has had the run: what stands in shards, and what does not, is read anew."""
+        self.close()
+        self._writer, self._shards = None, 0
+        self._todo.clear()
+        self._waiting.clear()
 
     def tend(self) -> None:
         """Packs what there is. Raises StorageUnavailable: call it again, nothing is lost."""
@@ -139,17 +147,20 @@ class Packer:
             return
         for n, job in self._folder.rows(wanted):
             if n == wanted:
-                yield Done(n, job.id)
+                yield Done(n, job.id, job.num_outputs)
                 wanted = next(numbers, None)
             if wanted is None:
                 return
 
     def _add(self, rows: Sequence[Done]) -> None:
+        """Rows that are not done, or packed by now, are passed over: they come again, or need not."""
         assert self._writer is not None
         runs, name = self._controller.runs, self._spec.name
-        rows = [row for row in rows if row.n not in self._waiting and row.n not in self._again]
+        letters = runs.letters(name, [row.n for row in rows])
+        rows = [row for row, x in zip(rows, letters, strict=True) if x == "d" and row.n not in self._waiting]
         picks = runs.picks(name, [row.n for row in rows])
         draws = [draws_of(row.row_id, text) for row, text in zip(rows, picks, strict=True)]
+        rows, draws = self._not_packed(rows, draws)
         records = self._records([job_id for draw in draws for job_id in draw])
         found = list(self._pool.map(lambda row, draw: self._samples(row.row_id, draw, records), rows, draws))
         self._make_again(
@@ -167,33 +178,37 @@ class Packer:
                 self._writer.add(sample)
             self._waiting[row.n] = Waiting(tuple(one.key for one in ready), tuple(draw), made)
 
+    def _not_packed(self, rows: Sequence[Done], draws: Sequence[Draws]) -> tuple[list[Done], list[Draws]]:
+        """Those that stand in no shard. The others need only be marked, and their single objects may be gone."""
+        assert self._writer is not None
+        left: list[tuple[Done, Draws]] = []
+        for row, draw in zip(rows, draws, strict=True):
+            pictures = sum(row.pictures if wanted is None else len(wanted) for wanted in draw.values())
+            if is_packed(row.row_id, pictures, self._writer.packed):
+                self._waiting[row.n] = Waiting(tuple(sample_keys(row.row_id, pictures)), tuple(draw), ())
+                self._shards = -1  # there is something to mark
+            else:
+                left.append((row, draw))
+        return [row for row, _ in left], [draw for _, draw in left]
+
     def _make_again(self, lost: Mapping[int, Sequence[JobRecord | None]]) -> None:
         """Rows whose pictures are gone, or others than they were: their results and records go too, or the same jobs
         would be found again as they are. Raises Conflict for what is lost again and again."""
         if not lost:
             return
-        if worst := [n for n in lost if self._lost[n] == _MOST_LOST]:
-            raise Conflict(f"the pictures of row {worst[0]} were made {_MOST_LOST} times, and are gone again")
+        if worst := [n for n in lost if self._lost[n] == MOST_LOST]:
+            raise Conflict(f"the pictures of row {worst[0]} were made {MOST_LOST} times, and are gone again")
         runs, name = self._controller.runs, self._spec.name
         # First: after a crash they are found again. Whatever is not done any more is not taken from.
         moved = runs.pack(name, self._controller.token, list(lost), ".")
         self._lost.update(moved)
-        self._again.update(moved)
         if moved:
             log.warning("run %s: pictures of %d rows are lost, and made again", name, len(moved))
         records = [record for n in moved for record in lost[n] if record is not None]
         for record in records:
-            self._forget_result(record)
+            self._outputs.forget(record)
         for part in chunks([record.id for record in records], 500):
-            runs.forget(name, part, events=EVENTS)
-
-    def _forget_result(self, record: JobRecord) -> None:
-        try:
-            storage, key = self._outputs.place(record)
-        except Conflict:  # it is nowhere
-            return
-        if key.startswith(f"{self._spec.prefix}/"):
-            storage.delete([key])
+            runs.forget(name, part, events=EVENTS, token=self._controller.token)
 
     def _records(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
         found: dict[str, JobRecord] = {}
@@ -202,7 +217,7 @@ class Packer:
         return found
 
     def _samples(
-        self, row_id: str, draw: dict[str, set[int] | None], records: dict[str, JobRecord]
+        self, row_id: str, draw: Draws, records: dict[str, JobRecord]
     ) -> tuple[tuple[Made, ...], list[Sample]] | None:
         """The samples of a row; None when something of it is gone."""
         mades, samples = [], []
@@ -213,8 +228,7 @@ class Packer:
                 for index, files in groupby(made.manifest.outputs, lambda output: output.index):
                     if wanted is None or index in wanted:
                         samples.append((made, tuple(files), records[job_id]))
-            several = len(samples) > 1
-            keyed = [(sample_key(row_id, i if several else None), *one) for i, one in enumerate(samples)]
+            keyed = [(key, *one) for key, one in zip(sample_keys(row_id, len(samples)), samples, strict=True)]
             return tuple(mades), [self._sample(*one) for one in keyed]
         except (KeyError, NotFound, Conflict):
             return None
@@ -253,9 +267,9 @@ class Packer:
     def _mark(self) -> None:
         """Rows whose shard is there are packed; their single objects may go."""
         assert self._writer is not None
-        if len(self._writer.shards) == self._shards and len(self._waiting) < _CHUNK * 8:
+        shards = len(self._writer.shards)
+        if shards == self._shards and len(self._waiting) < _CHUNK * 8:
             return
-        self._shards = len(self._writer.shards)
         packed = {
             n: row for n, row in self._waiting.items() if all(key in self._writer.packed for key in row.keys)
         }
@@ -267,6 +281,7 @@ class Packer:
                     if made.key.startswith(f"{self._spec.prefix}/"):  # nothing but what is ours to remove
                         remove(made)
             del self._waiting[n]
+        self._shards = shards  # now that all is done: Redis or a store may have been away
 
 
 def _sidecar(made: Made, file: ManifestFile) -> dict[str, dict[str, JsonValue]]:
@@ -300,14 +315,13 @@ def packed_keys(target: Storage, name: str) -> set[str]:
     return {row for number in index_numbers(target, keys) for row in read_index(target, keys, number).rows}
 
 
+def sample_keys(row_id: str, pictures: int) -> list[str]:
+    """The keys of all of a row's pictures."""
+    if pictures == 1:
+        return [sample_key(row_id)]
+    return [sample_key(row_id, number) for number in range(pictures)]
+
+
 def is_packed(row_id: str, pictures: int, packed: Set[str]) -> bool:
     """Whether all of a row's pictures stand among these keys."""
-    if pictures == 1:
-        return sample_key(row_id) in packed
-    return all(sample_key(row_id, number) in packed for number in range(pictures))
-
-
-def remove(made: Made) -> None:
-    """A result's objects, what names them last."""
-    made.storage.delete([file.key for file in made.manifest.files()])
-    made.storage.delete([made.key])
+    return all(key in packed for key in sample_keys(row_id, pictures))

@@ -1,5 +1,5 @@
 -- Takes or keeps the controller's lease, and counts the time under it. ARGV: name, token, ttl (ms), 1 to take it from
--- whoever has it. -> yours | held | unknown
+-- whoever has it. -> taken | kept | held | unknown
 local name, token, ttl, force = unpack(ARGV)
 local key, lease = run_key(name), run_key(name, 'lease')
 local state = call('HGET', key, 'state')
@@ -13,4 +13,4 @@ if holder == token and last and state == 'running' then
 end
 call('HSET', key, 'renewed', lane.num(now))
 if state == 'planned' then call('HSET', key, 'state', 'running') end
-return 'yours'
+return holder == token and 'kept' or 'taken'

@@ -9,5 +9,5 @@ if known ~= before then return 'changed' end
 call('APPEND', run_key(name, 'rows'), string.rep('.', tonumber(more)))
 call('HINCRBY', key, 'planned', more)
 call('HSET', key, 'spec', spec, 'digest', digest, 'state', 'running', 'cursor', 0)
-call('HDEL', key, 'why', 'ended')
+call('HDEL', key, 'why', 'ended', 'closed')
 return 'yes'

@@ -1,7 +1,8 @@
--- Ended jobs of a run whose rows are settled leave Redis before their time, and old events go. ARGV: run, how many
--- events stay, ids ... -> how many
+-- Ended jobs of a run whose rows are settled leave Redis before their time, and old events go. ARGV: run, token, ttl,
+-- how many events stay, ids ... -> how many | lost
+if not mine(unpack(ARGV, 1, 3)) then return 'lost' end
 local count = 0
-for i = 3, #ARGV do
+for i = 5, #ARGV do
   local state = call('HGET', job_key(ARGV[i]), 'state')
   if state and TERMINAL[state] then
     forget(ARGV[i])
@@ -10,5 +11,5 @@ for i = 3, #ARGV do
     count = count + 1
   end
 end
-call('XTRIM', P .. 'events:run:' .. ARGV[1], 'MAXLEN', '~', ARGV[2])
+call('XTRIM', P .. 'events:run:' .. ARGV[1], 'MAXLEN', '~', ARGV[4])
 return count

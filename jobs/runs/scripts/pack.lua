@@ -7,7 +7,12 @@ for i = 5, #ARGV do
   local from = call('GETRANGE', run_key(name, 'rows'), ARGV[i], ARGV[i])
   if from == 'd' then
     move(name, ARGV[i], to)
-    if to == '.' then call('HSET', run_key(name), 'cursor', 0) end
+    if to == '.' then
+      take_back(name, ARGV[i])
+      call('HSET', run_key(name), 'cursor', 0)
+    else
+      call('HDEL', run_key(name, 'made'), ARGV[i])
+    end
     moved[#moved + 1] = ARGV[i]
   end
 end

@@ -9,7 +9,7 @@ import pytest
 import redis
 from saggar.jobs.runs import Controller, Ended, KeepAll, LeaseLost, Run, RunLedger, Verdict
 from saggar.jobs.runs.contract import bytes_of
-from saggar.jobs.runs.controller import redrawn
+from saggar.jobs.runs.rows import redrawn
 
 from tests.jobs.runs.support import NAME, Bench, Crash, some
 from tests.jobs.samples import SETTINGS, make_job

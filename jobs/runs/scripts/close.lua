@@ -1,0 +1,5 @@
+-- A cancelled run has what comes last. ARGV: name, token, ttl. -> yes | lost
+local name, token, ttl = unpack(ARGV)
+if not mine(name, token, ttl) then return 'lost' end
+if call('HGET', run_key(name), 'state') == 'cancelled' then call('HSET', run_key(name), 'closed', 1) end
+return 'yes'

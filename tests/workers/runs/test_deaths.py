@@ -1,0 +1,172 @@
+"""A run comes to the same end at whatever call Redis or a store is away, or its controller is killed or robbed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import redis
+
+from tests.workers.runs.trap import Trap, What
+from tests.workers.runs.world import NAME, Case, World, losses
+
+pytestmark = pytest.mark.e2e
+WHATS: tuple[What, ...] = get_args(What)
+EACH = 19
+"""In CI, every so many calls; each case and each thing that happens begin at another one."""
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, object]]:
+    return [{"prompt": f"p{n}", "seed": 2 * n} for n in range(first, first + count)]
+
+
+def pause(world: World) -> None:
+    """Paused amid the run while a job runs, which ends later; resumed after that."""
+    run = world.runs.get(NAME)
+    if run.done >= 2 and "begun" not in world.done:
+        world.done.add("begun")
+        waiting = world.client.list(state="queued", limit=1, newest_first=False).records
+        world.held = [(record, world.begin(record)) for record in waiting]
+        world.runs.change(NAME, "paused", "by hand")
+    elif run.state == "paused" and run.open <= len(world.held) and "ended" not in world.done:
+        world.done.add("ended")
+        for record, begun in world.held:
+            world.end(record, begun)
+    elif run.state == "paused" and run.open == 0:
+        world.runs.change(NAME, "running")
+
+
+def cancel(world: World) -> None:
+    if world.runs.get(NAME).done >= 2 and "cancelled" not in world.done:
+        world.done.add("cancelled")
+        world.runs.change(NAME, "cancelled", "by hand")
+
+
+def extend(world: World) -> None:
+    if world.runs.get(NAME).state == "done" and "extended" not in world.done:
+        world.done.add("extended")
+        world.start([*world.case.rows, *rows(4, 10)], extend=True)
+
+
+def try_again(world: World) -> None:
+    """As `saggar runs retry`: what failed and what was rejected."""
+    if world.runs.get(NAME).state == "done" and "again" not in world.done:
+        world.done.add("again")
+        world.runs.again(NAME, ["failed", "rejected"])
+
+
+ODD: list[dict[str, object]] = [
+    {"prompt": "p0", "seed": 0},
+    {"prompt": "p1", "seed": 1},
+    {"prompt": "p2", "seed": 3},
+    {"prompt": "never", "seed": 5000},
+    {"prompt": "bad", "seed": 8},
+]
+SHARDS = {"format": "webdataset", "shard_count": 3}
+GATES = {"gates": ("black>=30",), "redraws": 2}
+BAD = frozenset({"bad"})
+CASES = {
+    "plain": Case(
+        rows=[*rows(6), {"prompt": "two", "seed": 50, "num_outputs": 2}, {"prompt": "p long", "seed": 60}],
+        spec=SHARDS,
+        fails=frozenset({"p3"}),
+    ),
+    "losing": Case(rows=rows(7), spec=SHARDS, loses={"p1": "png", "p4": "result", "p5": "all"}),
+    "delivered": Case(rows=ODD, spec=GATES, fails=BAD, loses={"p0": "png", "p2": "all"}),
+    "at home": Case(rows=ODD, spec=GATES, fails=BAD, at_home=True),
+    "packed": Case(
+        rows=[*ODD[:4], {"prompt": "two", "seed": 20, "num_outputs": 2}],
+        spec={**GATES, **SHARDS, "accept": 2},
+        loses={"p1": "png"},
+    ),
+    "paused": Case(rows=rows(8), spec=SHARDS, happens=pause),
+    "extended": Case(rows=rows(5), spec=SHARDS, happens=extend),
+    "again": Case(rows=ODD, spec=GATES, fails=BAD, happens=try_again, at_home=True),
+}
+CANCELLED = Case(rows=rows(9), spec=SHARDS, happens=cancel)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> Iterator[None]:
+    """One thread, so that calls have an order, and few rows at a time; nothing is flushed, and no page is drawn."""
+    monkeypatch.setattr("saggar.workers.runs.report.report_html", lambda *_: b"")
+    monkeypatch.setattr("saggar.workers.runs.finish._THREADS", 1)
+    monkeypatch.setattr("saggar.workers.runs.pack.SHOWN", 2)
+    monkeypatch.setattr("saggar.workers.runs.pack._CHUNK", 2)
+    monkeypatch.setattr("saggar.workers.runs.verify._THREADS", 1)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as server:
+        before = server.config_get("appendfsync")
+        server.config_set("appendfsync", "no")
+        yield
+        server.config_set("appendfsync", before["appendfsync"])
+
+
+def undisturbed(case: Case, redis_url: str, folder: Path) -> tuple[dict[str, object], int]:
+    """What it comes to, and how many calls its controllers make."""
+    trap = Trap()
+    world = World(case, redis_url, folder)
+    try:
+        world.start(case.rows)
+        world.finish(trap)
+        return world.facts(), trap.calls
+    finally:
+        world.close()
+
+
+def disturbed(case: Case, redis_url: str, folder: Path, trap: Trap) -> dict[str, object]:
+    world = World(case, redis_url, folder)
+
+    def rival() -> None:
+        if trap.what == "rival":
+            world.finish()
+        else:
+            world.live(most=4)
+
+    trap.rival = rival
+    try:
+        world.start(case.rows)
+        world.finish(trap)
+        return world.facts()
+    finally:
+        world.close()
+
+
+def differences(wanted: dict[str, object], found: dict[str, object]) -> dict[str, tuple[object, object]]:
+    return {name: (wanted[name], found[name]) for name in wanted if wanted[name] != found[name]}
+
+
+def check(
+    redis_url: str, folder: Path, caplog: pytest.LogCaptureFixture, name: str, what: What, each: int
+) -> None:
+    case = CASES[name]
+    wanted, calls = undisturbed(case, redis_url, folder)
+    said = losses(caplog.records)
+    wrong = []
+    for at in range((7 * WHATS.index(what) + len(name)) % each, calls, each):
+        caplog.clear()
+        trap = Trap.at_call(at, what)
+        different = differences(wanted, disturbed(case, redis_url, folder, trap))
+        # What is found lost by somebody who is killed before he can act is found again.
+        if different or losses(caplog.records) > 2 * said:
+            wrong.append((at, trap.log, different))
+    assert not wrong, f"{len(wrong)} of {calls}: " + "\n".join(str(one)[:500] for one in wrong[:8])
+
+
+@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("name", CASES)
+def test_it_comes_to_the_same_end(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, what: What
+) -> None:
+    check(redis_url, tmp_path, caplog, name, what, EACH)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("name", CASES)
+def test_it_comes_to_the_same_end_at_every_call(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, what: What
+) -> None:
+    check(redis_url, tmp_path, caplog, name, what, 1)
