@@ -122,7 +122,7 @@ class RunFinisher:
                 raise
             return  # somebody asked for some of it again, while it was read
         self._folder.report(summary, sheet)
-        self._controller.hold()  # what follows cannot be taken back
+        self._hold_or_reopen(run)  # what follows cannot be taken back
         if self._packer is not None:
             self._clean()
         elif self._gates is not None:
@@ -135,7 +135,7 @@ class RunFinisher:
             for name in ("planned", "done", "failed", "rejected", "cancelled", "redrawn")
         }
         text = json.dumps({"run": run.name, "manifest": run.digest, **counts, "shards": shards}, indent=2)
-        self._controller.hold()
+        self._hold_or_reopen(run)
         self._folder.succeed(text.encode())
         self._open = False
         self._hold_or_reopen(run)
@@ -162,8 +162,8 @@ class RunFinisher:
         self._open = True
 
     def _hold_or_reopen(self, run: Run) -> None:
-        """Whoever slept as it wrote or removed `_SUCCESS` may have undone what another one has said since: whoever has
-        the run then says it again."""
+        """Whoever slept as it wrote what comes last, or took it away, may have undone what another one has said since:
+        whoever has the run then says it again."""
         try:
             self._controller.hold()
         except LeaseLost:

@@ -17,6 +17,9 @@ from tests.workers.runs.world import NAME, Case, World
 
 pytestmark = pytest.mark.e2e
 _small = small
+AWAY_WHATS: tuple[What, ...] = ("refused", "killed before", "lost", "killed after")
+EACH = 3
+"""Every so many calls, and each thing that happens begins at another one: all are tried by one or another."""
 AWAY = (redis.ConnectionError, StorageUnavailable, Killed)
 PLAIN = Case(rows=rows(4), spec={"format": "webdataset", "shard_count": 3})
 LONGER = [*rows(4), *rows(3, 10)]
@@ -42,13 +45,13 @@ def calls_of(redis_url: str, folder: Path, *, extend: bool) -> int:
     return trap.calls
 
 
-@pytest.mark.parametrize("what", ["refused", "lost", "killed before", "killed after"])
+@pytest.mark.parametrize("what", AWAY_WHATS)
 @pytest.mark.parametrize("extend", [False, True])
 def test_a_start_that_is_broken_off_anywhere_is_made_good_by_the_next(
     redis_url: str, tmp_path: Path, extend: bool, what: What
 ) -> None:
     wanted, _ = undisturbed(Case(LONGER if extend else PLAIN.rows, PLAIN.spec), redis_url, tmp_path)
-    for at in range(calls_of(redis_url, tmp_path, extend=extend)):
+    for at in range(AWAY_WHATS.index(what) % EACH, calls_of(redis_url, tmp_path, extend=extend), EACH):
         world = World(PLAIN, redis_url, tmp_path)
         if extend:
             world.start(PLAIN.rows)
@@ -102,7 +105,7 @@ def test_two_who_start_a_run_of_one_name_at_once(
 
 
 def test_two_who_extend_a_run_at_once(redis_url: str, tmp_path: Path) -> None:
-    for at in range(calls_of(redis_url, tmp_path, extend=True)):
+    for at in range(0, calls_of(redis_url, tmp_path, extend=True), EACH):
         world = World(PLAIN, redis_url, tmp_path)
         world.start(PLAIN.rows)
         world.finish()
@@ -127,7 +130,7 @@ def test_a_run_that_is_forgotten_under_a_frozen_controller_stays_forgotten(
     redis_url: str, tmp_path: Path
 ) -> None:
     _, calls = undisturbed(CASES["plain"], redis_url, tmp_path)
-    for at in range(3, calls, 7):
+    for at in range(3, calls, 23):
         world = World(CASES["plain"], redis_url, tmp_path)
         world.start(world.case.rows)
         trap = Trap.at_call(at, "rival")

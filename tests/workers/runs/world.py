@@ -166,6 +166,7 @@ class World:
         trap = trap or Trap()
         for _ in range(10):
             run = self.live(trap)
+            self.redis.delete(f"saggar:runs:{NAME}:lease")  # of one that was killed it ends by itself
             trap = Trap() if trap.sprung else trap
             self.check_done()
             self.case.happens(self)
