@@ -34,8 +34,8 @@ def leads(output: ManifestOutput) -> bool:
 class Outputs:
     """A folder's files or S3 objects. Each store is opened once."""
 
-    def __init__(self, opener: Callable[[str], Storage] = open_storage) -> None:
-        """`opener`: from a store's URL without its closing slash to the store."""
+    def __init__(self, opener: Callable[[str], Storage] | None = None) -> None:
+        """`opener`: from a store's URL without its closing slash to the store; None: open_storage."""
         self._opener = opener
         self._stack = ExitStack()
         self._stores: dict[str, Storage] = {}
@@ -89,7 +89,7 @@ class Outputs:
     def store(self, root: str) -> Storage:
         """By a URL without its closing slash."""
         if root not in self._stores:
-            self._stores[root] = self._opener(root)
+            self._stores[root] = (self._opener or open_storage)(root)
             self._stack.callback(self._stores[root].close)
         return self._stores[root]
 
