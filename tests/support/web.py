@@ -31,6 +31,11 @@ class WebServer:
             "/short": short,
             "/silent": silent,
             "/packed": packed,
+            "/packed-twice": packed_twice,
+            "/packed-pieces": packed_pieces,
+            "/half": half,
+            "/broken-off": broken_off,
+            "/dripping": dripping,
             "/broken": lambda handler: handler.say(503),
             "/secret": lambda handler: handler.say(403),
             "/loop": lambda handler: handler.redirect("/loop"),
@@ -145,3 +150,39 @@ def silent(handler: Handler) -> None:
 def packed(handler: Handler) -> None:
     """Compressed, whatever was asked for."""
     handler.say(200, b"\x1f\x8b" + bytes(20), Content_Encoding="gzip")
+
+
+def packed_twice(handler: Handler) -> None:
+    """Compressed, behind a header that says it is not."""
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "identity")
+    handler.send_header("Content-Encoding", "gzip")
+    handler.end_headers()
+    handler.wfile.write(b"\x1f\x8b" + bytes(20))
+
+
+def packed_pieces(handler: Handler) -> None:
+    """Compressed for the way."""
+    handler.say(200, b"\x1f\x8b" + bytes(20), Transfer_Encoding="gzip, chunked")
+
+
+def half(handler: Handler) -> None:
+    """Half of a file of unknown length, then nothing."""
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(b"half")
+    handler.server_of.over.wait()
+
+
+def broken_off(handler: Handler) -> None:
+    """Half of a file of unknown length, then a connection that is gone without TLS's goodbye."""
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(b"half")
+    handler.close_connection = True
+
+
+def dripping(handler: Handler) -> None:
+    """A beginning of headers, then nothing."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-A: b\r\n")
+    handler.server_of.over.wait()

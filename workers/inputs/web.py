@@ -26,6 +26,7 @@ _STALL_S = 10.0
 _PIECE = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429)
+_OVER = "it took too long, or is not wanted any more"
 
 
 class WebUnavailable(Exception):
@@ -72,7 +73,12 @@ class _Connection(http.client.HTTPSConnection):
         plain = socket.create_connection((self._address, self.port), _STALL_S)
         try:
             # Its hello is waited for as a TLS socket: wrapping takes the plain one's place.
-            sock = self._tls.wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
+            sock = self._tls.wrap_socket(
+                plain,
+                server_hostname=self.host,
+                do_handshake_on_connect=False,
+                suppress_ragged_eofs=False,  # a connection that broke is no end of a file
+            )
         except BaseException:
             plain.close()
             raise
@@ -120,6 +126,11 @@ class Web:
             raise BadInput(why, "hosts with a certificate that this machine trusts") from error
         except (OSError, http.client.HTTPException) as error:
             raise WebUnavailable(f"{type(error).__name__} from {place.host[:100]}") from error
+        except BadInput:
+            if not cut.over.is_set():
+                raise
+        if cut.over.is_set():  # headers and files that were cut look as if they had ended
+            raise WebUnavailable(_OVER)
 
     def _follow(self, place: Place, target: IO[bytes], cut: Cut) -> None:
         for _ in range(MOST_REDIRECTS + 1):
@@ -148,7 +159,7 @@ class Web:
     @contextmanager
     def _get(self, place: Place, cut: Cut) -> Iterator[http.client.HTTPResponse]:
         if cut.over.is_set():
-            raise WebUnavailable("it took too long, or is not wanted any more")
+            raise WebUnavailable(_OVER)
         private = place.host in self._policy.private_hosts
         address = allowed_address(place.host, self._resolve(place.host, place.port), private=private)
         connection = _Connection(place, address, self._tls, cut)
@@ -165,7 +176,7 @@ class Web:
             raise WebUnavailable(f"{place.host} answers {answer.status}")
         if answer.status != 200:
             raise BadInput(f"the host answers {answer.status}", "a file that anybody may read")
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
+        if _is_encoded(answer):
             raise BadInput("comes compressed", "files as they are, without Content-Encoding")
         limit = self._limits.bytes
         if (answer.length or 0) > limit:
@@ -183,6 +194,16 @@ class Web:
 def too_large(limit: int) -> BadInput:
     """The error for a file of too many bytes."""
     return BadInput("has too many bytes", f"at most {limit} bytes")
+
+
+def _is_encoded(answer: http.client.HTTPResponse) -> bool:
+    found = [
+        *answer.headers.get_all("Content-Encoding", []),
+        *answer.headers.get_all("Transfer-Encoding", []),
+    ]
+    return bool(
+        {coding.strip().lower() for coding in ",".join(found).split(",")} - {"", "identity", "chunked"}
+    )
 
 
 def _netloc(place: Place) -> str:

@@ -72,6 +72,8 @@ def test_a_file_over_https(web: WebServer, fetch: Fetch) -> None:
         ("/endless", "has too many bytes"),
         ("/claims", "has too many bytes"),
         ("/packed", "comes compressed"),
+        ("/packed-twice", "comes compressed"),
+        ("/packed-pieces", "comes compressed"),
         ("/loop", "is redirected too often"),
         ("/nowhere", "is redirected to nowhere"),
     ],
@@ -144,7 +146,7 @@ def test_a_certificate_must_be_the_hosts(
         fetch(web.url("/a.png"))
 
 
-@pytest.mark.parametrize("path", ["/broken", "/short"])
+@pytest.mark.parametrize("path", ["/broken", "/short", "/broken-off"])
 def test_a_host_that_cannot_is_asked_again_and_then_given_up(path: str, web: WebServer, fetch: Fetch) -> None:
     with pytest.raises(WebUnavailable, match="localhost"):
         fetch(web.url(path))
@@ -160,10 +162,12 @@ def test_a_host_that_recovers_is_forgiven(web: WebServer, fetch: Fetch) -> None:
     assert fetch(web.url("/a.png")) == image()
 
 
-def test_a_silent_host_has_its_time(web: WebServer, fetch: Fetch) -> None:
+@pytest.mark.parametrize("path", ["/silent", "/half", "/dripping"])
+def test_a_silent_host_has_its_time(path: str, web: WebServer, fetch: Fetch) -> None:
+    """What was cut then is no file, though nothing says how long it should have been."""
     with pytest.raises(WebUnavailable):
-        fetch(web.url("/silent"), timeout_s=0.3)
-    assert web.asked["/silent"] == 1
+        fetch(web.url(path), timeout_s=1.0)
+    assert web.asked[path] == 1
 
 
 def test_a_port_that_never_says_hello_has_its_time(web: WebServer, fetch: Fetch) -> None:
