@@ -90,18 +90,21 @@ class Loop:
 
     def _serve(self) -> None:
         """Raises EngineClosed or WorkerDied."""
-        hub = self._hub
         while True:
-            plan = self._schedule()
-            hub.book.begin(plan)
-            hub.tell_room()
-            report = self.executor.execute(plan, self._on_step)
-            hub.book.advance(report.rows)
-            with hub.lock:
-                ended = hub.book.update(plan, report, self.replica)
-            if any(isinstance(outcome, Output) for _, outcome in ended):
-                self._failures.forgive()
-            hub.deliver(ended)
+            self._execute(self._schedule())
+
+    def _execute(self, plan: Plan) -> None:
+        """In a frame of its own: what waits for the next plan keeps nothing of this one's inputs and outputs."""
+        hub = self._hub
+        hub.book.begin(plan)
+        hub.tell_room()
+        report = self.executor.execute(plan, self._on_step)
+        hub.book.advance(report.rows)
+        with hub.lock:
+            ended = hub.book.update(plan, report, self.replica)
+        if any(isinstance(outcome, Output) for _, outcome in ended):
+            self._failures.forgive()
+        hub.deliver(ended)
 
     def _schedule(self) -> Plan:
         """Wait for something to do and return it as a plan."""

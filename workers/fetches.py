@@ -86,7 +86,7 @@ class Fetches:
 
     def _serve(self, inbox: Inbox[Fetch]) -> None:
         while fetches := inbox.take(1):
-            self._do(fetches[0])
+            self._do(fetches.pop())
 
     def _do(self, fetch: Fetch) -> None:
         try:

@@ -236,6 +236,7 @@ class Line:
     def _serve(self, inbox: Inbox[T], step: Callable[[Sequence[T]], None]) -> None:
         while items := inbox.take(GROUP):
             step(items)
+            del items  # what they started from would stay in memory until the next ones come
 
 
 def _given_back(job_id: str) -> Rest:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import io
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from PIL import Image
 from saggar.engine.errors import OutOfMemory
+from saggar.engine.media import Media
 from saggar.jobs.errors import JobFailed
 from saggar.jobs.record import JobResult
 from saggar.jobs.schema import Job
 from saggar.workers.attempts import Attempt
 from saggar.workers.fetches import Fetch, Fetches
-from saggar.workers.inputs.decoders import Stopped
+from saggar.workers.inputs.decoders import Decoders, Stopped
 from saggar.workers.inputs.fetch import Fetcher, Ticket
 from saggar.workers.inputs.load import FETCHING, InputLoader
+from saggar.workers.inputs.pictures import PEAK_BYTES
 from saggar.workers.inputs.policy import Limits, Policy
 from saggar.workers.service import Dropped, GivenBack, Service
 
@@ -27,7 +30,7 @@ from tests.support.cluster import until
 from tests.support.inputs import RED, decoders, image, input_loader
 from tests.support.line_bench import Bench, line_bench, whole
 
-PEAK = 12 * 8 * 12
+PEAK = 12 * 8 * PEAK_BYTES
 """Bytes that decoding `image()` takes."""
 
 
@@ -81,6 +84,34 @@ def test_they_need_no_thread_of_their_own_either(bench: Bench) -> None:
         assert colour(bench, whole(bench, job)) == (RED if number % 2 else blue)
     whole(bench, plain)
     assert bench.alone == []
+
+
+def test_what_jobs_started_from_is_let_go_of_when_they_have_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread that waits for the next jobs keeps the last ones' files, which nobody counts any more."""
+    read, seen = Decoders.read, []
+
+    def watched(self: Decoders, *arguments: Any, **named: Any) -> Media | None:
+        media = read(self, *arguments, **named)
+        seen.append(weakref.ref(media))
+        return media
+
+    monkeypatch.setattr(Decoders, "read", watched)
+    jobs = [queue(bench, f"p{n}") for n in range(3 * FETCHING)]
+    bench.take(*jobs)
+    for job in jobs:
+        whole(bench, job)
+    assert len(seen) == len(jobs)
+    until(lambda: all(one() is None for one in seen))
+    bench.storage.put("uploads/bad.png", b"no picture", content_type="image/png")
+    both = [bench.storage.uri(f"uploads/{name}.png") for name in ("p0", "bad")]
+    failing = bench.queue(task="i2i", inputs={"image": both})
+    bench.take(failing)
+    failure = bench.end(failing)
+    assert isinstance(failure, JobFailed), "which is kept here"
+    assert len(seen) == len(jobs) + 1
+    until(lambda: seen[-1]() is None)
 
 
 def test_a_bad_file_fails_its_job_alone(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,11 +39,22 @@ class Files:
 
         Raises as InputLoader.held and `enter`.
         """
-        with ExitStack() as stack:
-            handle = enter(stack.enter_context(self._loader.held(job, ticket)))
-            held = stack.pop_all()
+        try:
+            with ExitStack() as stack:
+                handle = enter(stack.enter_context(self._loader.held(job, ticket)))
+                held = stack.pop_all()
+        except BaseException as error:
+            _forget_frames(error)
+            raise
         handle.add_done_callback(lambda _: held.close())
         return handle
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """An error is kept for a while, and its traceback with the arrays of the files that were good."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class Seats:
