@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 
 from saggar.jobs.client import JobClient
@@ -107,6 +108,10 @@ class RunFinisher:
     def complete(self, run: Run) -> None:
         """The last shard, the contact sheet, the report, and `_SUCCESS`, which a cancelled run has not. A sheet that
         cannot be made is no reason to call the run a failure."""
+        with self._reopening(run):
+            self._complete(run)
+
+    def _complete(self, run: Run) -> None:
         success = run.state != "cancelled"
         shards = self._packer.complete(success=success) if self._packer is not None else 0
         if shards is None:
@@ -122,7 +127,7 @@ class RunFinisher:
                 raise
             return  # somebody asked for some of it again, while it was read
         self._folder.report(summary, sheet)
-        self._hold_or_reopen(run)  # what follows cannot be taken back
+        self._controller.hold()  # what follows cannot be taken back
         if self._packer is not None:
             self._clean()
         elif self._gates is not None:
@@ -135,10 +140,10 @@ class RunFinisher:
             for name in ("planned", "done", "failed", "rejected", "cancelled", "redrawn")
         }
         text = json.dumps({"run": run.name, "manifest": run.digest, **counts, "shards": shards}, indent=2)
-        self._hold_or_reopen(run)
+        self._controller.hold()
         self._folder.succeed(text.encode())
         self._open = False
-        self._hold_or_reopen(run)
+        self._controller.hold()
 
     def restart(self) -> None:
         """As Finisher.restart."""
@@ -157,15 +162,17 @@ class RunFinisher:
 
     def _unfinish(self, run: Run) -> None:
         if self._folder.succeeded():
-            self._folder.unfinish()
-            self._hold_or_reopen(run)
+            with self._reopening(run):
+                self._folder.unfinish()
+                self._controller.hold()
         self._open = True
 
-    def _hold_or_reopen(self, run: Run) -> None:
+    @contextmanager
+    def _reopening(self, run: Run) -> Iterator[None]:
         """Whoever slept as it wrote what comes last, or took it away, may have undone what another one has said since:
         whoever has the run then says it again."""
         try:
-            self._controller.hold()
+            yield
         except LeaseLost:
             self._controller.runs.reopen(run.name)
             raise

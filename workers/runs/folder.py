@@ -102,12 +102,16 @@ class RunFolder:
         index = self.index(fresh=True)
         if index is None:
             return
-        if index.planned > planned:
-            hold()
-            parts = tuple(part for part in index.parts if part.first + part.count <= planned)
-            spec = index.spec.model_copy(update={"digest": digest, "planned": planned})
-            index = self.write_index(index.model_copy(update={"spec": spec, "parts": parts}))
-        self._tidy(index, index)
+        parts = tuple(part for part in index.parts if part.first + part.count <= planned)
+        named = {part.key for part in parts}
+        there = [info.key for info in self.storage.list(f"{self.base}/manifest/")]
+        left = [key for key in there if key not in named]
+        if left or parts != index.parts:
+            hold()  # after the look: what was there then, and is not named, is nobody's
+            if parts != index.parts:
+                spec = index.spec.model_copy(update={"digest": digest, "planned": planned})
+                self.write_index(index.model_copy(update={"spec": spec, "parts": parts}))
+            self.storage.delete(left)
 
     def _first_index(self, index: RunIndex) -> RunIndex:
         if not self.storage.conditional_put:
