@@ -72,10 +72,12 @@ class Patience:
         key = f"_probe/{uuid.uuid4().hex}"
         try:
             self._storage.put(key, b"trial", content_type="text/plain")
+            if self._storage.conditional_put:
+                self._storage.put_if_absent(f"{key}-once", b"trial", content_type="text/plain")
         except (StorageRefused, StorageUnavailable):
             return True
         try:
-            self._storage.delete([key])
+            self._storage.delete([key, f"{key}-once"])
         except StorageError as left:
             log.info("a trial object stays in the store: %s", left)
         return False

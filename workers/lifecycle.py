@@ -62,6 +62,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TELL_TOO_MUCH = {
+    "celery.pool": logging.INFO,
+    "boto3": logging.INFO,
+    "botocore": logging.INFO,
+    "s3transfer": logging.INFO,
+    "urllib3": logging.INFO,
+    "httpx": logging.WARNING,
+    "httpcore": logging.WARNING,
+}
+"""The levels below which they log bodies of messages and objects, session tokens, signatures and signed URLs."""
 CARD_REFRESH_S = 60.0
 REDIS_PAUSE_S = 2.0
 ENGINE_LOST = 3
@@ -308,7 +318,8 @@ def main() -> int:
     """The exit status: REFUSED when starting again would end the same way."""
     settings = WorkerSettings.from_parent()
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
-    logging.getLogger("celery.pool").setLevel(logging.INFO)  # its debug lines hold the messages' bodies
+    for name, level in _TELL_TOO_MUCH.items():
+        logging.getLogger(name).setLevel(level)
     watch_parent()
     try:
         return (ModelWorker if settings.role == "model" else ChoresWorker)(settings).run()

@@ -122,3 +122,18 @@ def steady(site: Site, seconds: float = 3.0) -> bool:
     before = site.lane.size(LANE)
     time.sleep(seconds)  # what does not happen cannot be waited for
     return site.lane.size(LANE) == before
+
+
+def test_no_secret_and_no_prompt_is_in_a_log_that_says_everything(s3_site: Site) -> None:
+    """What boto3 tells of itself holds tokens, signatures and bodies."""
+    worker = s3_site.worker("--log-level", "debug")
+    s3_site.serving(1)
+    records = s3_site.wait(s3_site.submit(2, prompt="a prompt that nobody else may read"))
+    assert [record.state for record in records] == ["succeeded"] * 2
+    told = worker.log.read_text()
+    assert " DEBUG " in told
+    assert s3_site.s3 is not None
+    secrets = {name: value for name, value in s3_site.s3.env.items() if name.startswith("AWS_")}
+    for secret in ("nobody else may read", "AWS4-HMAC", "x-amz-", *secrets.values()):
+        assert secret not in told, secret
+    s3_site.nothing_is_left()

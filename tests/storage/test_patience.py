@@ -81,6 +81,25 @@ def test_one_that_is_away_when_it_is_tried_is_waited_for_too(store: Store) -> No
     assert store.get("out/k") == b"x"
 
 
+def test_one_that_creates_no_object_any_more_is_waited_for_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes those that may replace others, and no manifest."""
+    asked: list[str] = []
+    real = store.put_if_absent
+
+    def put_if_absent(key: str, data: Data, *, content_type: str) -> bool:
+        asked.append(key)
+        if len(asked) < 8:
+            raise StorageRefused("not implemented")
+        return real(key, data, content_type=content_type)
+
+    monkeypatch.setattr(store, "put_if_absent", put_if_absent)
+    patience = Patience(store, QUICK)
+    assert patience.call(lambda: store.put_if_absent("out/r", b"r", content_type="text/plain"), lambda: True)
+    assert store.get("out/r") == b"r"
+
+
 def test_whoever_is_denied_needs_no_trial(store: Store) -> None:
     store.refuses = lambda _: StorageDenied("the token has expired")
     Patience(store, QUICK).call(lambda: put(store), until_asked(store, 3))

@@ -292,3 +292,11 @@ def test_a_store_that_is_away_is_asked_until_it_is_back_or_nobody_wants_it(error
         Fetcher(policy, Limits(), open_store=lambda url: Away(3, error)).fetch(
             "s3://bucket/uploads/a", ticket
         )  # type: ignore[arg-type,return-value]
+
+
+def test_that_a_store_refuses_this_worker_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    denied = StorageDenied("the token has expired")
+    fetcher = Fetcher(Policy.make("s3://bucket"), Limits(), open_store=lambda url: Away(3, denied))  # type: ignore[arg-type,return-value]
+    with fetcher.fetch("s3://bucket/uploads/a", Ticket()):
+        told = [record.getMessage() for record in caplog.records]
+    assert told == ["input files wait, their store refuses this worker: the token has expired"]
