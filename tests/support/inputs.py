@@ -133,6 +133,14 @@ def sound(samples: np.ndarray | None = None, form: str = "WAV", rate: int = 48_0
     return target.getvalue()
 
 
+def streamed_flac() -> bytes:
+    """As written to a pipe: it does not say of how many samples it is."""
+    data = bytearray(sound(form="FLAC"))
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    return bytes(data)
+
+
 def nan_wav() -> bytes:
     samples = tone()
     samples[100] = np.nan
@@ -258,6 +266,10 @@ BAD_SOUNDS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a picture": (image, "is no sound that is read (PNG)"),
     "cut wav": (lambda: sound()[:-5000], "is cut short"),
     "cut flac": (lambda: sound(form="FLAC")[:-3000], "cannot be decoded"),
+    "streamed flac": (
+        streamed_flac,
+        "does not say how long it is (allowed: a FLAC that was written to a file",
+    ),
     "no samples": (lambda: sound(np.zeros((0, 2), np.float32)), "has no sound in it"),
     "not a number": (nan_wav, "NaN"),
     "long": (lambda: sound(np.zeros((121 * 8000, 1)), rate=8000), "lasts 121.0 s (allowed: at most 120 s)"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ALLOWED = "WAV, FLAC, Ogg, MP3, or the sound of an MP4 or WebM"
 _SNDFILE = {"WAV": ("WAV", "WAVEX", "RF64"), "FLAC": ("FLAC",), "OGG": ("OGG",), "MP3": ("MP3", "MPEG")}
 _STREAMED = (0, 0xFFFFFFFF)  # sizes that a writer leaves which cannot go back
+_UNKNOWN = (1 << 63) - 1  # libsndfile's SF_COUNT_MAX
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class SoundFile:
             raise BadInput(f"is damaged: {_said(error)}", ALLOWED) from error
         if form not in _SNDFILE[self._kind]:
             raise BadInput(f"is {form} under another name", ALLOWED)
+        if track.samples == _UNKNOWN:  # libsndfile does not read these to their end
+            raise BadInput("does not say how long it is", "a FLAC that was written to a file, not to a pipe")
         return check_track(track, limits)
 
     def _refuse_cut_wav(self) -> None:
