@@ -133,6 +133,18 @@ def test_a_module_of_ones_own_is_filled_on_the_device_in_the_wanted_dtype(tmp_pa
         load_own(lambda: Small(True), {path: lambda name: "table" if name == "table" else "count"}, half)
 
 
+def test_whole_numbers_are_no_weights_of_a_module_of_ones_own(tmp_path: Path) -> None:
+    values = {
+        "line.weight": torch.ones(3, 2).to(torch.int8),
+        "count": torch.tensor(7),
+        "table": torch.rand(2),
+    }
+    save_file(values, path := tmp_path / "w.safetensors")
+    half = Placement("uint8", "", torch.device("cpu"), torch.bfloat16)
+    with pytest.raises(LoadError, match=r"line\.weight is I8 and should be floating"):
+        load_own(lambda: Small(True), {path: lambda name: name}, half)
+
+
 def test_files_that_an_index_names_lie_inside_its_folder(tmp_path: Path) -> None:
     checkpoint = open_family(str(make_tiny("noop", tmp_path / "noop"))).checkpoint
     assert checkpoint.read("model_index.json") == checkpoint.index
