@@ -326,7 +326,7 @@ class World:
             "made": dict(sorted(self.made.items())),
             "records": sorted((record.id, record.state) for record in records),
             "packed": sorted(row for index in read_indexes(self.target, NAME) for row in index.rows),
-            "store": sorted(self.store.objects) if self.store is not self.target else [],
+            "store": sorted(key for key in self.store.objects if "/objects/" in key),
             "target": sorted(k for k in self.target.objects if not _PASSING.search(k)),
             "accepted": self.target.objects.get(f"_runs/{NAME}/accepted.jsonl"),
             "findings": verify(self.target).findings if run.state == "done" else [],
