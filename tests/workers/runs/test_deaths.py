@@ -163,8 +163,14 @@ def check(redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, know
             caplog.clear()
             trap = Trap.at_call(at, what)
             different = differences(wanted, disturbed(case, redis_url, tmp_path, trap))
-            # What is found lost by somebody who is killed before he can act is found again.
-            if different or losses(caplog.records) > 2 * said:
+            # What is found lost by somebody who is killed before he can act is found again. Who sleeps as he removes
+            # what is lost removes what was made anew: it is lost once more.
+            slept = what in ("rival", "visitor") and any(
+                "delete" in x and "result.json" in x for x in trap.log
+            )
+            if slept:
+                different.pop("made", None)
+            if different or losses(caplog.records) > 2 * said + 4 * slept:
                 wrong.append((at, trap.log, different))
         assert not wrong, f"{len(wrong)} of {calls}: " + "\n".join(str(one)[:500] for one in wrong[:8])
 
