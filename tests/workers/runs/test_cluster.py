@@ -89,6 +89,32 @@ def detached(redis_url: str, folder: Path, name: str, count: int) -> None:
 
 
 @pytest.mark.usefixtures("noop_card")
+def test_a_controller_that_wakes_after_its_lease_changes_nothing(
+    redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
+) -> None:
+    lease = {"SAGGAR_RUN_LEASE_S": "1"}
+    sleeper = start_worker("--chores", model="", environ=lease)
+    detached(redis_url, tmp_path, "p", 40)
+    until(lambda: standing("p").open == 8, what="a full window")
+    for process in sleeper.family():
+        process.suspend()
+    start_worker("--chores", model="", environ=lease)
+    start_worker().ready("noop")
+    until(lambda: standing("p").state == "done", 60, "the run's end")
+    out = tmp_path / "out"
+    before, mark = standing("p"), (out / "_runs/p/_SUCCESS").read_bytes()
+    for process in reversed(sleeper.family()):
+        process.resume()
+    sleeper.terminate()  # waits for the threads that control runs
+    after = standing("p")
+    assert (after.state, after.done, after.pictures, after.batched) == ("done", 40, 40, 40)
+    assert (after.cursor, after.open, after.bytes) == (before.cursor, 0, before.bytes)
+    assert (out / "_runs/p/_SUCCESS").read_bytes() == mark
+    assert client.counts(run="p")["queued"] == 0
+    assert is_clean(open_storage(str(out)))
+
+
+@pytest.mark.usefixtures("noop_card")
 def test_a_detached_run_needs_no_client(
     redis_url: str, client: JobClient, start_worker: StartWorker, tmp_path: Path, standing: Ask
 ) -> None:
