@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from saggar.jobs.errors import Conflict, NotRetryable, QueueFull, SaggarError, UnknownJob
 from saggar.jobs.ledger.parse import Submitted
-from saggar.jobs.record import OPEN, TERMINAL
+from saggar.jobs.record import TERMINAL
 from saggar.jobs.runs.contract import Ended, Finisher, KeepAll, Plan, Verdict
 from saggar.jobs.runs.ends import Ends, News
 from saggar.jobs.runs.ledger import LeaseLost, RunLedger, Settled
+from saggar.jobs.runs.listing import stop_jobs
 from saggar.jobs.runs.record import Run, RunState
 from saggar.jobs.runs.rows import chunks, not_made, redrawn, settled
 from saggar.jobs.schema import Job
@@ -84,8 +85,7 @@ class Controller:
 
     def hold(self) -> None:
         """Renews the lease. Raises LeaseLost: whoever was asleep for too long does nothing more."""
-        if not self.runs.keep(self.name, self.token):
-            raise LeaseLost(self.name)
+        self.runs.hold(self.name, self.token)
 
     def claim(self, *, force: bool = False) -> bool:
         """Takes or keeps the run; False: another one has it. Raises UnknownRun.
@@ -219,27 +219,15 @@ class Controller:
                     self._enter(job_id, n, 0)
 
     def _void(self, run: Run) -> None:
-        """Cancelled: nothing more is queued, and what is open stops. So do jobs that no row waits for: of a controller
-        that died when it had queued them, or taken them out of its window."""
+        """Cancelled: nothing more is queued, and what is open stops. So do jobs that no row waits for."""
         if run.closed:
             return
         self.runs.void(self.name)
         if not self._told:
-            self._stop_strays()
+            self._told |= stop_jobs(self._client, self.name)
         for job_id in [job_id for job_id in self._open if job_id not in self._told]:
             self._client.cancel(job_id)
             self._told.add(job_id)
-
-    def _stop_strays(self) -> None:
-        for state in OPEN:
-            cursor: str | None = None
-            while True:
-                page = self._client.list(run=self.name, state=state, limit=1000, cursor=cursor)
-                for record in page.records:
-                    self._client.cancel(record.id)
-                    self._told.add(record.id)
-                if (cursor := page.cursor) is None:
-                    break
 
     # -- what ended
 

@@ -202,6 +202,11 @@ class RunLedger:
         """Renews a lease that is still this token's."""
         return self._call("keep", name, token, self._lease_ms) == 1
 
+    def hold(self, name: str, token: str) -> None:
+        """The same. Raises LeaseLost: whoever was asleep for too long does nothing more."""
+        if not self.keep(name, token):
+            raise LeaseLost(name)
+
     def release(self, name: str, token: str) -> None:
         self._call("release", name, token)
 
@@ -236,7 +241,7 @@ class RunLedger:
         return moved
 
     def close(self, name: str, token: str) -> None:
-        """Of a cancelled run: what comes last is written. Raises LeaseLost."""
+        """Of a cancelled run: what comes last is written, or nobody tries again. Raises LeaseLost."""
         self._held("close", name, token)
 
     def void(self, name: str) -> int:

@@ -49,7 +49,8 @@ class Run:
     in the window and the rest waits. `redrawn` counts draws that were not accepted; `cursor` is the next row to queue.
     Times in seconds, on Redis's clock: `spent_s` under a controller, `round_s` of that since it was last resumed.
     `batches` is how many batches its rows took, `batched` how many rows that is; `pictures` that count, of `bytes`
-    bytes; what was lost and made again counts once. `closed`: it was cancelled, and what comes last is written."""
+    bytes; what was lost and made again counts once. `closed`: it was cancelled, and what comes last is written or
+    cannot be."""
 
     spec: RunSpec
     state: RunState

@@ -1,4 +1,4 @@
-"""What a controller makes of jobs: their next draws, and how their rows end. Pure."""
+"""What a controller makes of jobs: their draws, and how their rows end. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ T = TypeVar("T")
 _LETTER: Mapping[str, Letter] = {"done": "d", "rejected": "r", "failed": "f"}
 
 
+def draw_id(row_id: str, draw: int) -> str:
+    """The job id of a row's draw, from 0, which has the row's own."""
+    return f"{row_id}-r{draw}" if draw else row_id
+
+
+def row_of(job_id: str, draw: int) -> str:
+    """The id of the row whose draw this is."""
+    return job_id.removesuffix(f"-r{draw}") if draw else job_id
+
+
 def redrawn(job: Job, draw: int, stride: int = 0) -> Job:
     """The next draw of a row whose draw number `draw` this job was: an id of its own, and the seeds that follow.
     `stride`: of the seeds that rows of equal content share among them, so that none is drawn twice."""
-    base = job.id.rpartition("-r")[0] if draw else job.id
+    name = draw_id(row_of(job.id, draw), draw + 1)
     seed = (job.seed or 0) + max(stride, job.num_outputs)
-    return job.model_copy(update={"id": f"{base}-r{draw + 1}", "seed": seed % (MAX_SEED - job.num_outputs)})
+    return job.model_copy(update={"id": name, "seed": seed % (MAX_SEED - job.num_outputs)})
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

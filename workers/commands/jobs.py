@@ -18,6 +18,7 @@ from saggar.jobs.events import Event
 from saggar.jobs.lanes.message import Priority
 from saggar.jobs.record import OPEN, JobRecord, State, UnreadText
 from saggar.jobs.runs import RunLedger
+from saggar.jobs.runs.listing import records_of
 from saggar.jobs.runs.plan import parse_settings
 from saggar.jobs.schema import Format
 from saggar.jobs.settings import JobSettings, connect
@@ -156,7 +157,8 @@ def _is_known(client: JobClient, run: str) -> bool:
     """Whether a run of this name was begun, or a job says that it is of it."""
     with closing(connect(client.settings)) as connection:
         try:
-            return bool(RunLedger(connection, client.settings).get(run))
+            RunLedger(connection, client.settings).get(run)
+            return True
         except UnknownRun:
             return next(client.events(run=run, follow=False), None) is not None or bool(
                 client.list(run=run, limit=1).records
@@ -322,16 +324,7 @@ def _planned(client: JobClient, *changes: Callable[[RunLedger], object]) -> bool
 
 def _ids(client: JobClient, run: str, states: Sequence[State]) -> list[str]:
     """The jobs of a run in these states. Listed before any is touched, since that moves them."""
-    found: list[str] = []
-    for state in states:
-        cursor: str | None = None
-        while True:
-            page = client.list(run=run, state=state, cursor=cursor, limit=1000)
-            found += [record.id for record in page.records]
-            cursor = page.cursor
-            if cursor is None:
-                break
-    return found
+    return [record.id for record in records_of(client, run, *states)]
 
 
 def _warn_without_workers(client: JobClient, model: str) -> None:

@@ -13,6 +13,7 @@ import click
 from pydantic import JsonValue
 from saggar.jobs.errors import SaggarError
 from saggar.jobs.runs import Run, RunLedger
+from saggar.jobs.runs.listing import stop_jobs
 from saggar.jobs.settings import connect
 from saggar.workers.commands.jobs import job_settings, redis_option
 
@@ -152,12 +153,15 @@ def retry(name: str, ends: tuple[str, ...], redis_url: str | None) -> None:
 @click.argument("name")
 @redis_option
 def forget(name: str, redis_url: str | None) -> None:
-    """Forget a run that nobody controls. What it made stays where it is."""
-    with _ledger(redis_url) as ledger:
+    """Forget a run that nobody controls. What it made stays where it is; its jobs that wait or run are cancelled."""
+    from saggar.jobs.client import JobClient
+
+    with _ledger(redis_url) as ledger, JobClient(job_settings(redis_url)) as client:
         ledger.get(name)
         if not ledger.drop(name):
             raise SaggarError(f"run {name} is controlled by somebody: pause or cancel it first")
-    click.echo(f"{name} forgotten")
+        stopped = stop_jobs(client, name)  # now that nobody queues more of them
+    click.echo(f"{name} forgotten" + (f", {len(stopped)} jobs cancelled" if stopped else ""))
 
 
 @runs.command()

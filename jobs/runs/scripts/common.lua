@@ -5,11 +5,11 @@
 --                            next row to queue), created, ended, spent (microseconds under a controller), renewed,
 --                            resumed (what was spent then),
 --                            batches and batched (rows that ran in them), bytes, pictures, closed (1 once a
---                            cancelled run has its report)
+--                            cancelled run has its report, or is given up)
 --   P runs:R:rows      str   one letter a row, see ENDS; `.` waits to be queued, `q` is in the window
 --   P runs:R:open      hash  job id -> row:draw of the window
 --   P runs:R:picks     hash  row -> what was accepted of it, where that is not all of its first draw
---   P runs:R:made    hash  row -> what it has added to the sums (JSON), while it may be taken back: rows that are drawn
+--   P runs:R:made      hash  row -> what it has added to the sums (JSON), while it may be taken back: rows that are drawn
 --                            again, did not come to be done, or are done and in no shard yet
 --   P runs:R:kinds     hash  kind of failure -> how many
 --   P runs:R:wrong     hash  row -> kind and message, of the first failures

@@ -9,7 +9,7 @@ import pytest
 import redis
 from saggar.jobs.runs import Controller, Ended, KeepAll, LeaseLost, Run, RunLedger, Verdict
 from saggar.jobs.runs.contract import bytes_of
-from saggar.jobs.runs.rows import redrawn
+from saggar.jobs.runs.rows import draw_id, redrawn, row_of
 
 from tests.jobs.runs.support import NAME, Bench, Crash, some
 from tests.jobs.samples import SETTINGS, make_job
@@ -227,6 +227,13 @@ def test_the_seeds_of_draws(fake: redis.Redis) -> None:
     assert (redrawn(job, 0).id, redrawn(job, 0).seed) == ("row-r1", 7)
     assert (redrawn(redrawn(job, 0), 1).id, redrawn(redrawn(job, 0), 1).seed) == ("row-r2", 9)
     assert redrawn(job, 0, stride=10).seed == 15
+
+
+@pytest.mark.parametrize("row", ["row", "row-r1", "a-r2-0123456789ab"])
+def test_the_ids_of_draws(row: str) -> None:
+    assert draw_id(row, 0) == row
+    assert draw_id(row, 12) == f"{row}-r12"
+    assert [row_of(draw_id(row, draw), draw) for draw in range(3)] == [row] * 3
 
 
 def test_runs_are_listed_and_forgotten(fake: redis.Redis) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import pytest
 import redis
 from saggar.jobs.runs import KeepAll, LeaseLost, Run
+from saggar.jobs.runs.listing import records_of, stop_jobs
 
 from tests.jobs.runs.support import NAME, Bench
 from tests.jobs.runs.test_controller import Picky
+from tests.jobs.samples import make_job
 
 
 def test_rows_that_are_asked_for_again_amid_the_queueing_are_not_passed_over(fake: redis.Redis) -> None:
@@ -131,6 +133,17 @@ def test_what_runs_when_a_run_is_paused_is_told_when_it_is_cancelled(fake: redis
     bench.runs.change(NAME, "cancelled")
     controller.step(0)
     assert bench.client.status("row-3").cancel_requested
+
+
+def test_all_pages_of_a_runs_jobs_are_stopped(fake: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saggar.jobs.runs.listing._PAGE", 2)
+    bench = Bench(fake, 7)
+    list(bench.client.submit_many([*bench.plan.jobs, make_job(id="other")]))
+    assert bench.ledger.start("row-3", "worker-1")
+    assert len(list(records_of(bench.client, NAME, "queued", "running"))) == 7
+    assert stop_jobs(bench.client, NAME) == {f"row-{n}" for n in range(7)}
+    assert bench.client.status("row-3").cancel_requested
+    assert [record.id for record in bench.client.list(state="queued").records] == ["other"]
 
 
 def test_jobs_that_no_row_waits_for_end_with_a_cancelled_run(fake: redis.Redis) -> None:
