@@ -22,7 +22,7 @@ _AWAY = (redis.ConnectionError, redis.TimeoutError, StorageUnavailable)
 def stands_still(run: Run) -> bool:
     """Whether nothing more happens by itself: it is over, or paused with nothing in hand."""
     if run.state == "cancelled":
-        return run.complete and run.closed
+        return run.closed
     if run.state == "done":
         return run.complete
     return run.state == "paused" and run.open == 0

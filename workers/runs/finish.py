@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 
 from saggar.jobs.client import JobClient
-from saggar.jobs.record import JobRecord
 from saggar.jobs.runs import Controller, Ended, LeaseLost, Run, RunSpec, Verdict
 from saggar.jobs.runs.contract import bytes_of
+from saggar.jobs.runs.listing import records_of
+from saggar.jobs.runs.rows import row_of
 from saggar.jobs.schema import Job
 from saggar.storage.base import Storage
 from saggar.storage.errors import Conflict, NotFound
-from saggar.storage.keys import RESULT_NAME, result_key
+from saggar.storage.keys import result_key
 from saggar.storage.results import read_result
 from saggar.workers.runs.deliver import deliver, is_in
 from saggar.workers.runs.folder import RunFolder
-from saggar.workers.runs.judge import RowGates, draws_of
+from saggar.workers.runs.judge import RowGates, draws_of, refused_draws
 from saggar.workers.runs.outputs import Made, Outputs, leads, remove
 from saggar.workers.runs.pack import MOST_LOST, Done, Packer
 from saggar.workers.runs.sheet import MOST, SheetFailed, make_sheet
@@ -31,13 +32,23 @@ from saggar.workers.runs.summary import summary_of
 
 log = logging.getLogger(__name__)
 _THREADS = 8
-_DRAW = re.compile(r"-r[1-9][0-9]*$")
-"""What the id of a later draw has behind its row's."""
+_ROWS = 1_000
+"""Rows that are looked at, at a time, when the run is complete."""
 
 
 def staging(name: str) -> str:
     """Where the single objects of a run in shards are, under the workers' store, until they are packed."""
     return f"_runs/{name}/objects"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the plan, its letter in the ledger, and what was accepted of it."""
+
+    n: int
+    job: Job
+    letter: str
+    picks: str | None
 
 
 class RunFinisher:
@@ -63,7 +74,8 @@ class RunFinisher:
         self._packer: Packer | None = None
         if spec.format != "objects":
             self._packer = Packer(spec, client, controller, target, folder, self._outputs, self._pool)
-        self._refused: list[JobRecord] = []
+        self._refused: list[str] = []
+        """Keys of results in the target."""
         self._lost: Counter[str] = Counter()
         self._open = False
         """Whether `_SUCCESS` is known not to be there."""
@@ -84,7 +96,7 @@ class RunFinisher:
             verdicts = [self._or_again(one, verdict) for one, verdict in zip(ended, judged, strict=True)]
         if self._packer is not None:
             done = [
-                Done(one.n, _row_id(one), one.record.job.num_outputs)
+                Done(one.n, row_of(one.record.id, one.draw), one.record.job.num_outputs)
                 for one, say in zip(ended, verdicts, strict=True)
                 if say.to == "done"
             ]
@@ -182,7 +194,7 @@ class RunFinisher:
             why = deliver(one.record, self._target, self._outputs)
             return verdict if why is None else self._or_again(one, Verdict("again", why=why))
         if is_in(one.record, self._target) and verdict.to not in ("failed", "again"):
-            self._refused.append(one.record)
+            self._refused.append(result_key(one.record.job.output.prefix, one.record.id))
         return verdict
 
     def _or_again(self, one: Ended, verdict: Verdict) -> Verdict:
@@ -190,27 +202,30 @@ class RunFinisher:
         if verdict.to != "again":
             return verdict
         self._controller.hold()  # or it is gone because somebody else needs it no more
-        self._lost[one.record.id] += 1
-        if self._lost[one.record.id] > MOST_LOST:
+        if self._lost[one.record.id] >= MOST_LOST:
             return Verdict("failed", why=verdict.why)
+        self._lost[one.record.id] += 1
         log.warning(
             "run %s: what row %d made is lost, and made again: %s", self._spec.name, one.n, verdict.why
         )
-        self._outputs.forget(one.record)
+        self._outputs.forget(one.record, self._spec)
         return verdict
 
-    def _remove(self, record: JobRecord) -> None:
+    def _remove(self, key: str) -> None:
+        """A refused draw in the target, by the key of its result; none is there once it is removed."""
         try:
-            remove(self._outputs.result(record))
-        except (NotFound, Conflict) as error:
-            log.info("run %s: a refused draw is not removed: %s", self._spec.name, error)
+            remove(Made(self._target, key, read_result(self._target, key)))
+        except NotFound:
+            log.debug("run %s: nothing to remove at %s", self._spec.name, key)
+        except Conflict as error:
+            log.warning("run %s: a refused draw is not removed: %s", self._spec.name, error)
 
     def _sheet(self, run: Run) -> bytes | None:
         """Puts the contact sheet; None when there is none. What is in shards already is not read back: an older sheet
         stays when there is less to show than it shows."""
         if not run.spec.sheet or not run.done:
             return None
-        pictures = list(islice(self._pictures(run), MOST))
+        pictures = list(islice(self._pictures(), MOST))
         if len(pictures) < min(run.done, MOST) and self._target.head(SHEET) is not None:
             return self._target.get(SHEET)
         try:
@@ -221,13 +236,11 @@ class RunFinisher:
         self._target.put(SHEET, sheet, content_type="image/png")
         return sheet
 
-    def _pictures(self, run: Run) -> Iterator[tuple[bytes, str]]:
+    def _pictures(self) -> Iterator[tuple[bytes, str]]:
         """What counts of the first rows, in their order, with prompts."""
-        runs, first = self._controller.runs, 4 * MOST
-        letters = runs.rows(run.name, 0, first)
-        picks = runs.picks(run.name, range(len(letters)))
-        for n, job in islice(self._folder.rows(0), len(letters)):
-            for job_id, wanted in draws_of(job.id, picks[n]).items() if letters[n] in "dp" else ():
+        for row in islice(self._rows(), 4 * MOST):
+            job = row.job
+            for job_id, wanted in draws_of(job.id, row.picks).items() if row.letter in "dp" else ():
                 made = self._made(job_id, job)
                 for output in filter(leads, made.manifest.outputs) if made else ():
                     if made and (wanted is None or output.index in wanted):
@@ -247,7 +260,7 @@ class RunFinisher:
     def _clean(self) -> None:
         """Single objects that are in shards now, and what attempts without a result have left beside them: in all
         stores that the records know, for whoever packed may have been killed before it came to this."""
-        for record in self._client.list(run=self._spec.name, state="succeeded", limit=1000).records:
+        for record in records_of(self._client, self._spec.name, "succeeded"):
             try:
                 self._outputs.place(record)
             except Conflict as error:
@@ -256,36 +269,33 @@ class RunFinisher:
         for storage in self._outputs.stores():
             storage.delete(info.key for info in storage.list(prefix))
 
+    def _rows(self) -> Iterator[Row]:
+        """All rows as they stand, some at a time."""
+        runs, name, rows = self._controller.runs, self._spec.name, self._folder.rows(0)
+        while part := list(islice(rows, _ROWS)):
+            letters = runs.rows(name, part[0][0], len(part))
+            known = part[: len(letters)]  # more is of somebody who extends the run at this moment
+            picks = runs.picks(name, [n for n, _ in known])
+            for (n, job), letter, text in zip(known, letters, picks, strict=True):
+                yield Row(n, job, letter, text)
+
     def _sweep(self) -> None:
         """Draws that do not count, of rows that are done or rejected: whoever refused them may have been killed before
-        it removed them."""
-        runs, name, ids = self._controller.runs, self._spec.name, {}
-        letters = runs.rows(name, 0, runs.get(name).planned)
-        picks = dict(runs.all_picks(name))
-        counts: set[str] = set()
-        for n, job in self._folder.rows(0):
-            if letters[n] in "dr":
-                ids[job.id] = job.output.prefix
-                counts |= draws_of(job.id, picks.get(n)).keys() if letters[n] == "d" else set()
-        for info in list(self._target.list(self._spec.prefix)):
-            folder, _, last = info.key.rpartition("/")
-            job_id = folder.rpartition("/")[2]
-            prefix = ids.get(_DRAW.sub("", job_id))
-            if prefix is None or job_id in counts or last != RESULT_NAME:
-                continue
-            if info.key == result_key(prefix, job_id):
-                remove(Made(self._target, info.key, read_result(self._target, info.key)))
+        it removed them. By the keys that they have: a list of the target would be one of other runs too."""
+        left = (
+            result_key(row.job.output.prefix, job_id)
+            for row in self._rows()
+            for job_id in refused_draws(row.job.id, row.picks, row.letter, self._spec.redraws)
+        )
+        while part := list(islice(left, _ROWS)):
+            list(self._pool.map(self._remove, part))
 
-    def _accepted(self) -> Sequence[str]:
-        """A line for each picture that counts, for a run of single objects with gates."""
-        runs, name, lines = self._controller.runs, self._spec.name, []
-        done = set(runs.rows_in(name, "dp"))
-        picks = dict(runs.all_picks(name))
-        for n, job in self._folder.rows(0):
-            for job_id, wanted in draws_of(job.id, picks.get(n)).items() if n in done else ():
-                outputs = sorted(wanted) if wanted is not None else list(range(job.num_outputs))
-                lines.append(json.dumps({"row": n, "job": job_id, "outputs": outputs}))
-        return lines
+    def _accepted(self) -> Iterator[str]:
+        """A line for each job of which pictures count, for a run of single objects with gates."""
+        for row in self._rows():
+            for job_id, wanted in draws_of(row.job.id, row.picks).items() if row.letter in "dp" else ():
+                outputs = sorted(wanted) if wanted is not None else list(range(row.job.num_outputs))
+                yield json.dumps({"row": row.n, "job": job_id, "outputs": outputs})
 
 
 def _read(storage: Storage, key: str) -> Iterator[bytes]:
@@ -294,7 +304,3 @@ def _read(storage: Storage, key: str) -> Iterator[bytes]:
         yield storage.get(key)
     except NotFound:
         log.warning("the contact sheet lacks %s, which is gone", key)
-
-
-def _row_id(one: Ended) -> str:
-    return _DRAW.sub("", one.record.id) if one.draw else one.record.id

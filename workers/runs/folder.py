@@ -10,8 +10,10 @@ _runs/NAME/_SUCCESS                        written last
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from saggar.jobs.runs.record import RunSpec
@@ -153,10 +155,12 @@ class RunFolder:
         """`report.json` and `report.html`; the URI of the page."""
         return write_report(self.storage, self.base, summary, sheet)
 
-    def write_accepted(self, lines: Sequence[str]) -> None:
-        """`accepted.jsonl`: which outputs of which jobs count."""
-        text = "".join(f"{line}\n" for line in lines)
-        self.storage.put(f"{self.base}/accepted.jsonl", text.encode(), content_type=_JSONL)
+    def write_accepted(self, lines: Iterable[str]) -> None:
+        """`accepted.jsonl`: which outputs of which jobs count. Written aside first: it has a line for each row."""
+        with tempfile.NamedTemporaryFile("w", prefix="saggar-accepted-", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            self.storage.put(f"{self.base}/accepted.jsonl", Path(file.name), content_type=_JSONL)
 
     def unfinish(self) -> None:
         """There is more to make: `_SUCCESS` goes first."""

@@ -6,11 +6,12 @@ again after a crash is held against the same pictures as before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from PIL import UnidentifiedImageError
 from saggar.jobs.runs import Ended, RunLedger, RunSpec, Verdict
+from saggar.jobs.runs.rows import draw_id
 from saggar.storage.errors import Conflict, NotFound
 from saggar.workers.runs.gates import Candidate, GateError, parse_gates
 from saggar.workers.runs.outputs import Made, Outputs, leads
@@ -52,7 +53,7 @@ class RowGates:
         self._restored = False
 
     def judge(self, ended: Sequence[Ended], outputs: Outputs) -> Sequence[Verdict]:
-        """ "again" says what is gone, or other than it was. Raises StorageUnavailable and StorageRefused."""
+        """The verdict "again" says what is gone, or other than it was. Raises StorageUnavailable and StorageRefused."""
         self._restore()
         again = [one.n for one in ended if one.draw]
         before = dict(zip(again, self._runs.picks(self._spec.name, again), strict=True))
@@ -119,8 +120,18 @@ def draws_of(row_id: str, picks: str | None) -> Draws:
         return {row_id: None}
     found: Draws = {}
     for pick in Pick.parse(picks):
-        job_id = f"{row_id}-r{pick.draw}" if pick.draw else row_id
-        numbers = found.setdefault(job_id, set())
+        numbers = found.setdefault(draw_id(row_id, pick.draw), set())
         assert numbers is not None
         numbers.add(pick.index)
     return found
+
+
+def refused_draws(row_id: str, picks: str | None, letter: str, redraws: int) -> Iterator[str]:
+    """Job ids of the draws of a row that do not count, where it is done or rejected: of all that it may have cost. The
+    last draw of one that is done counts, or there would have been another."""
+    counted = draws_of(row_id, picks) if letter == "d" else {}
+    last = {"d": max((pick.draw for pick in Pick.parse(picks or "")), default=0), "r": redraws}.get(
+        letter, -1
+    )
+    drawn = (draw_id(row_id, draw) for draw in range(last + 1))
+    return (job_id for job_id in drawn if job_id not in counted)

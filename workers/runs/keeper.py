@@ -69,23 +69,36 @@ class RunKeeper:
         try:
             control(run, self._settings, self._closed, token)
         except (SaggarError, StorageError, redis.RedisError) as error:
-            log.error("run %s is paused: %s", run.name, error)
             self._pause(run, str(error), token)
         except Exception as error:
-            log.exception("run %s is paused", run.name)
+            log.exception("run %s cannot be controlled", run.name)
             self._pause(run, type(error).__name__, token)
 
     def _pause(self, run: Run, why: str, token: str) -> None:
-        """Somebody must look: another try would end the same way. Not of a run that another one has by now."""
+        """Somebody must look: another try would end the same way. Not of a run that another one has by now. What was
+        cancelled stays so, and nobody tries to write its end again."""
         client = connect(self._settings)
         try:
-            RunLedger(client, self._settings).change(run.name, "paused", why[:500], token=token)
+            runs = RunLedger(client, self._settings)
+            state = runs.change(run.name, "paused", why[:500], token=token)
+            if state == "cancelled":
+                self._give_up(runs, run.name, token)
+                log.error("run %s is cancelled, and its report could not be written: %s", run.name, why)
+            else:
+                log.error("run %s is %s: %s", run.name, state, why)
         except (LeaseLost, UnknownRun) as error:
             log.warning("run %s is somebody else's, or forgotten: %s", run.name, error)
         except redis.RedisError as error:
             log.error("run %s could not be paused: %s", run.name, error)
         finally:
             client.close()
+
+    def _give_up(self, runs: RunLedger, name: str, token: str) -> None:
+        """Raises LeaseLost: another one has it, and tries."""
+        if not runs.claim(name, token):  # it was given back
+            raise LeaseLost(name)
+        runs.close(name, token)
+        runs.release(name, token)
 
 
 def control(run: Run, settings: JobSettings, stop: threading.Event, token: str | None = None) -> Run:

@@ -163,7 +163,7 @@ def _results(storage: Storage, prefix: str) -> Iterator[str]:
 def _extend(runs: RunLedger, folder: RunFolder, manifest: Manifest, run: Run, spec: RunSpec) -> Run:
     with _held(runs, run.name) as token:
         run = runs.get(run.name)  # as it is now that nobody else extends it
-        folder.mend(run.digest, run.planned, partial(_hold, runs, run.name, token))
+        folder.mend(run.digest, run.planned, partial(runs.hold, run.name, token))
         index = folder.index(fresh=True)
         assert index is not None
         more, digest = manifest.only_new(folder.ids())
@@ -192,18 +192,13 @@ def _held(runs: RunLedger, name: str) -> Iterator[str]:
         raise busy from None
 
 
-def _hold(runs: RunLedger, name: str, token: str) -> None:
-    if not runs.keep(name, token):
-        raise LeaseLost(name)
-
-
 def _wake(runs: RunLedger, folder: RunFolder, name: str) -> Run:
     """What somebody started again shall go on. Its controller takes `_SUCCESS` away."""
     run = runs.get(name)
     if run.failed or run.cancelled:
         runs.again(name, ["failed", "cancelled"])
     elif run.state == "done" and not folder.succeeded():
-        runs.reopen(name)  # an older version could be killed between the two
+        runs.reopen(name)  # a run is done when its `_SUCCESS` is there
     if run.state == "paused":
         runs.change(name, "running")
     return runs.get(name)

@@ -11,6 +11,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from saggar.jobs.record import JobRecord
+from saggar.jobs.runs import RunSpec
 from saggar.storage.base import Storage, open_storage
 from saggar.storage.errors import Conflict
 from saggar.storage.keys import result_key
@@ -63,13 +64,15 @@ class Outputs:
         storage, key = self.place(record)
         return Made(storage, key, read_result(storage, key))
 
-    def forget(self, record: JobRecord) -> None:
-        """A result that is not whole any more is none: without it the job is made anew. Raises StorageError."""
+    def forget(self, record: JobRecord, spec: RunSpec) -> None:
+        """A result of this run that is not whole any more is none: without it the job is made anew. Nothing but what is
+        the run's own to remove. Raises StorageError."""
         try:
             storage, key = self.place(record)
         except Conflict:  # it is nowhere
             return
-        storage.delete([key])
+        if record.job.run == spec.name if spec.format == "objects" else key.startswith(f"{spec.prefix}/"):
+            storage.delete([key])
 
     def place(self, record: JobRecord) -> tuple[Storage, str]:
         """Where that manifest is: its store, and its key there. Raises Conflict."""

@@ -39,7 +39,7 @@ _CHUNK = 32
 SHOWN = 64
 """Rows at the beginning whose single objects stay until the contact sheet is made."""
 MOST_LOST = 3
-"""How often a row is made whose pictures are lost before they are packed."""
+"""How often what a row has made is made again when it is lost."""
 _EXTENSIONS = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpg"}
 
 
@@ -196,8 +196,8 @@ class Packer:
         would be found again as they are. Raises Conflict for what is lost again and again."""
         if not lost:
             return
-        if worst := [n for n in lost if self._lost[n] == MOST_LOST]:
-            raise Conflict(f"the pictures of row {worst[0]} were made {MOST_LOST} times, and are gone again")
+        if worst := [n for n in lost if self._lost[n] >= MOST_LOST]:
+            raise Conflict(f"the pictures of row {worst[0]} were made again {MOST_LOST} times, and are gone")
         runs, name = self._controller.runs, self._spec.name
         # First: after a crash they are found again. Whatever is not done any more is not taken from.
         moved = runs.pack(name, self._controller.token, list(lost), ".")
@@ -206,7 +206,7 @@ class Packer:
             log.warning("run %s: pictures of %d rows are lost, and made again", name, len(moved))
         records = [record for n in moved for record in lost[n] if record is not None]
         for record in records:
-            self._outputs.forget(record)
+            self._outputs.forget(record, self._spec)
         for part in chunks([record.id for record in records], 500):
             runs.forget(name, part, events=EVENTS, token=self._controller.token)
 

@@ -157,13 +157,17 @@ def test_what_is_lost_again_and_again_is_told(
 ) -> None:
     start_worker().ready("noop")
 
+    made = []
+
     def lose(ended: Sequence[Ended]) -> None:
         for one in ended:
             for path in files(tmp_path / "store", one, "*.png") if one.n == 3 else ():
+                made.append(one.n)
                 path.unlink()
 
-    with pytest.raises(Conflict, match="the pictures of row 3 were made 3 times, and are gone again"):
+    with pytest.raises(Conflict, match="the pictures of row 3 were made again 3 times, and are gone"):
         run_it(client, connection, target, tmp_path, lose)
+    assert len(made) == 1 + 3
     assert target.head(f"_runs/{NAME}/_SUCCESS") is None
 
 

@@ -95,6 +95,7 @@ def test_two_who_start_a_run_of_one_name_at_once(
             world.start(PLAIN.rows, trap)
         except RunChanged:
             refused.append("ours")
+        assert trap.log
         assert len(refused) == (0 if same else 1), (trap.log, refused)
         world.finish()
         found = world.facts()
@@ -119,6 +120,7 @@ def test_two_who_extend_a_run_at_once(redis_url: str, tmp_path: Path) -> None:
 
         trap.rival = rival
         world.start(LONGER, trap, extend=True)
+        assert trap.log
         world.start([*PLAIN.rows, *OTHER], extend=True)
         world.finish()
         found = world.facts()

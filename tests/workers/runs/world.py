@@ -47,13 +47,12 @@ STILL = 60
 
 @dataclass
 class Case:
-    """What a run shall do and what happens to it. `rows`: as in a manifest; `more`: those that --extend adds at its
-    end; `fails`: prompts whose jobs fail; `loses`: what is taken of a prompt's first pictures before they
-    are packed: "png", "result" or "all"; `happens`: called between two steps."""
+    """What a run shall do and what happens to it. `rows`: as in a manifest; `fails`: prompts whose jobs fail;
+    `loses`: what is taken of a prompt's first pictures before they are packed: "png", "result" or "all"; `happens`:
+    called between two steps."""
 
     rows: Sequence[Mapping[str, object]]
     spec: Mapping[str, object] = field(default_factory=dict)
-    more: Sequence[Mapping[str, object]] = ()
     fails: frozenset[str] = frozenset()
     loses: Mapping[str, str] = field(default_factory=dict)
     happens: Callable[[World], None] = lambda world: None
