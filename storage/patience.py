@@ -17,12 +17,12 @@ from threading import Event
 from typing import TypeVar
 
 from saggar.storage.base import Storage
-from saggar.storage.errors import StorageDenied, StorageError, StorageRefused, StorageUnavailable
+from saggar.storage.errors import StorageError, StorageRefused, StorageUnavailable
 from saggar.storage.retry import Backoff, retrying
+from saggar.storage.seldom import Seldom
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-_TOLD_EVERY_S = 60.0
 _TRIALS = 3
 
 
@@ -34,8 +34,8 @@ class Patience:
         self._backoff = backoff or Backoff()
         self._lock = threading.Lock()
         self._began: float | None = None
-        self._told: float | None = None
         self._tells_end = False
+        self._away, self._left = Seldom(), Seldom()
 
     def call(
         self, call: Callable[[], Result], keep_going: Callable[[], bool], stop: Event | None = None
@@ -54,7 +54,7 @@ class Patience:
                 self._is_away(error)
                 raise
             except StorageRefused as error:
-                if self._refuses_all(error):
+                if self._refuses_all():
                     refused_alone = 0
                     self._is_away(error)
                 elif (refused_alone := refused_alone + 1) == _TRIALS:
@@ -65,30 +65,32 @@ class Patience:
 
         return retrying(once, lambda _: keep_going(), backoff=self._backoff, stop=stop)
 
-    def _refuses_all(self, error: StorageRefused) -> bool:
-        """Whether any object would have been refused, as far as can be told now."""
-        if isinstance(error, StorageDenied):
-            return True
+    def _refuses_all(self) -> bool:
+        """Whether any object would be refused, as far as can be told now."""
         key = f"_probe/{uuid.uuid4().hex}"
+        once = f"{key}-once"
         try:
             self._storage.put(key, b"trial", content_type="text/plain")
             if self._storage.conditional_put:
-                self._storage.put_if_absent(f"{key}-once", b"trial", content_type="text/plain")
+                self._storage.put_if_absent(once, b"trial", content_type="text/plain")
         except (StorageRefused, StorageUnavailable):
             return True
-        try:
-            self._storage.delete([key, f"{key}-once"])
-        except StorageError as left:
-            log.info("a trial object stays in the store: %s", left)
+        finally:  # whatever was refused: the other may be there, and so may one whose answer was lost
+            self._forget([key, once])
         return False
+
+    def _forget(self, keys: list[str]) -> None:
+        try:
+            self._storage.delete(keys)
+        except StorageError as error:
+            if self._left.due():
+                log.info("trial objects may stay in the store: %s", error)
 
     def _is_away(self, error: StorageError) -> None:
         with self._lock:
-            now = time.monotonic()
-            self._began = self._began or now
-            tell = self._told is None or now - self._told >= _TOLD_EVERY_S
-            if tell:
-                self._told, self._tells_end = now, True
+            self._began = self._began or time.monotonic()
+            tell = self._away.due()
+            self._tells_end = self._tells_end or tell
         if tell:
             log.warning("%s takes nothing now; trying on, nothing is lost: %s", self._storage.url, error)
 

@@ -21,6 +21,7 @@ from saggar.storage.errors import (
     Conflict,
     NotFound,
     StorageConfigError,
+    StorageDenied,
     StorageRefused,
     StorageUnavailable,
 )
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     )
 
 Result = TypeVar("Result")
-
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BUCKET_EXISTS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 _PIECE = 1 << 20
@@ -83,6 +83,8 @@ class S3Storage:
         self.put(key, b"first", content_type="text/plain")
         try:
             self._conditional = not self._put_once(key, b"second", "text/plain")
+        except StorageDenied:
+            raise  # nobody has looked at the header
         except StorageRefused:
             self._conditional = False  # a store that does not know the header, and says so
         finally:
@@ -127,9 +129,8 @@ class S3Storage:
             etag_of(key, found)
             return found["Body"].read(), found["Metadata"].get(_SHA256)
 
-        for _ in range(
-            _READS
-        ):  # a gateway may cut an answer and its length; what stays wrong, the caller judges
+        # A gateway may cut an answer and its length; what stays wrong, the caller judges.
+        for _ in range(_READS):
             data, told = self._call(key, read)
             if told in (None, sha256_of(data)):
                 break
@@ -289,8 +290,7 @@ class S3Storage:
     def _put_once(self, key: str, data: Data, content_type: str) -> bool:
         """A PUT that creates, with a mark of this very call. In one piece, files too: S3 takes 5 GiB so.
 
-        When a retry, boto3's or ours, meets the object of an earlier try whose answer was lost, the mark
-        tells.
+        When a retry, boto3's or ours, meets the object of an earlier try whose answer was lost, the mark tells.
         """
         from botocore.exceptions import ClientError
 

@@ -38,10 +38,11 @@ _DENIED = {
     "NotSignedUp": "ask whoever runs the store",
     "RequestExpired": _CLOCK,
     "RequestTimeTooSkewed": _CLOCK,
-    "SignatureDoesNotMatch": _WRONG_KEYS,
     "TokenRefreshRequired": _EXPIRED,
 }
 """Refusals of whoever asks, and what to do about them."""
+_SIGNATURE = "SignatureDoesNotMatch"  # whoever asks, or one key or bucket that something in between rewrites
+_REWRITTEN = f"{_WRONG_KEYS}, and whether a gateway changes such requests"
 _DENIED_STATUS = {401, 403}
 _RIGHTS = "the credentials lack a permission, or a policy of the bucket forbids it"
 _ELSEWHERE = (
@@ -96,8 +97,15 @@ def _refusal(what: str, error: ClientError) -> NotFound | StorageUnavailable | S
         return StorageUnavailable(said)
     if code in _DENIED:
         return StorageDenied(f"{said}; {_DENIED[code]}", code=code, status=status)
-    hint = f"; {_ELSEWHERE}" if 300 <= status < 400 else f"; {_RIGHTS}" if status in _DENIED_STATUS else ""
-    return StorageRefused(f"{said}{hint}", code=code, status=status)
+    return StorageRefused(f"{said}{_hint(code, status)}", code=code, status=status)
+
+
+def _hint(code: str, status: int) -> str:
+    if code == _SIGNATURE:
+        return f"; {_REWRITTEN}"
+    if 300 <= status < 400:
+        return f"; {_ELSEWHERE}"
+    return f"; {_RIGHTS}" if status in _DENIED_STATUS else ""
 
 
 def etag_of(what: str, answer: Mapping[str, Any]) -> str:

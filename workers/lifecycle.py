@@ -35,6 +35,7 @@ from saggar.storage.errors import (
     StorageUnavailable,
 )
 from saggar.storage.retry import Backoff, retrying
+from saggar.storage.seldom import Seldom
 from saggar.workers.app import make_app
 from saggar.workers.appetite import EngineAppetite
 from saggar.workers.attempts import Attempts
@@ -176,12 +177,14 @@ class ModelWorker:
 
     def _wait_for_store(self, storage: Storage) -> None:
         """Until it answers: it may come up after its workers. Refusals are raised."""
+        telling = Seldom()
 
         def probe() -> None:
             try:
                 storage.probe()
             except StorageUnavailable as error:
-                log.warning("the store cannot be reached, trying again: %s", error)
+                if telling.due():
+                    log.warning("the store cannot be reached, trying again: %s", error)
                 raise
 
         retrying(probe, lambda _: True, backoff=Backoff(), stop=self._stopping)
@@ -190,9 +193,11 @@ class ModelWorker:
         """The model as the engine takes it; what S3 has is fetched first, however long S3 is away, and stays in the
         cache until the stack ends."""
         cache, limit = self._settings.model_cache, self._settings.model_cache_bytes
+        telling = Seldom()
 
         def go_on(failures: int) -> bool:
-            log.warning("%s cannot be fetched now, trying again", self._settings.model)
+            if telling.due():
+                log.warning("%s cannot be fetched now, trying again", self._settings.model)
             return True
 
         return retrying(

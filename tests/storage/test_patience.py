@@ -58,7 +58,7 @@ def test_an_object_that_is_refused_by_itself_is_final(store: Store) -> None:
     store.refuses = lambda key: StorageRefused("not there") if key == "out/k" else None
     with pytest.raises(StorageRefused, match="not there"):
         Patience(store, QUICK).call(lambda: put(store), lambda: True)
-    assert list(store.list("")) == [], "the trial objects are gone"
+    assert list(store.list("_probe")) == []
 
 
 def test_one_that_is_refused_last_before_the_store_is_mended_is_not(store: Store) -> None:
@@ -98,12 +98,47 @@ def test_one_that_creates_no_object_any_more_is_waited_for_too(
     patience = Patience(store, QUICK)
     assert patience.call(lambda: store.put_if_absent("out/r", b"r", content_type="text/plain"), lambda: True)
     assert store.get("out/r") == b"r"
+    assert list(store.list("_probe")) == [], "the trials that passed are gone, though the next were refused"
 
 
-def test_whoever_is_denied_needs_no_trial(store: Store) -> None:
+def test_a_trial_whose_answer_is_lost_leaves_nothing_either(store: Store) -> None:
+    real = store.put
+
+    def put_and_lose(key: str, data: Data, *, content_type: str, metadata=None) -> ObjectInfo:
+        real(key, data, content_type=content_type, metadata=metadata)
+        raise StorageUnavailable("the answer is lost")
+
+    store.refuses = lambda key: StorageRefused("no") if key == "out/k" else None
+    store.put = lambda key, *a, **k: (real if key == "out/k" else put_and_lose)(key, *a, **k)  # type: ignore[method-assign]
+    Patience(store, QUICK).call(lambda: put(store), until_asked(store, 3))
+    assert list(store.list("_probe")) == []
+
+
+def test_trials_that_may_not_be_deleted_are_told_of_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def delete(_: object) -> None:
+        raise StorageRefused("no permission")
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(store, "delete", delete)
+    store.refuses = lambda key: StorageRefused("not there") if key == "out/k" else None
+    with pytest.raises(StorageRefused, match="not there"):
+        Patience(store, QUICK).call(lambda: put(store), lambda: True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "trial objects may stay in the store: no permission"
+    ]
+
+
+def test_a_denial_is_tried_too(store: Store) -> None:
+    """A store or a gateway may say of one object what it says of whoever asks."""
     store.refuses = lambda _: StorageDenied("the token has expired")
     Patience(store, QUICK).call(lambda: put(store), until_asked(store, 3))
-    assert set(store.asked) == {"out/k"}
+    assert store.get("out/k") == b"x"
+    store.refuses = lambda key: StorageDenied("not this one") if key == "out/k" else None
+    with pytest.raises(StorageDenied, match="not this one"):
+        Patience(store, QUICK).call(lambda: put(store), lambda: True)
+    assert list(store.list("_probe")) == []
 
 
 def test_nobody_waits_who_wants_nothing_any_more(store: Store) -> None:

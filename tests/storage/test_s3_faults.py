@@ -179,6 +179,23 @@ def test_who_is_denied_is_told_why(faulty: Store, refusal: Says, says: str) -> N
         storage.put("new", b"x", content_type="text/plain")
 
 
+def creates(call: Call) -> bool:
+    return any(name.lower() == "if-none-match" for name in call.headers)
+
+
+@pytest.mark.e2e
+def test_a_token_that_expires_amid_the_probe_says_nothing_of_conditional_put(faulty: Store) -> None:
+    storage, proxy = faulty
+    proxy.rule = lambda call: Says(400, "ExpiredToken") if creates(call) else None
+    with pytest.raises(StorageDenied):
+        storage.probe()
+    proxy.rule = lambda call: Says(501, "NotImplemented") if creates(call) else None
+    assert not storage.probe()
+    proxy.rule = fine
+    assert storage.probe()
+    assert list(storage.list("_probe")) == []
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("refusal", "says"),
@@ -186,6 +203,10 @@ def test_who_is_denied_is_told_why(faulty: Store, refusal: Says, says: str) -> N
         (
             Says(403, "AccessDenied", "two\nlines"),
             "AccessDenied.*two lines; the credentials lack a permission",
+        ),
+        (
+            Says(403, "SignatureDoesNotMatch"),
+            "SignatureDoesNotMatch.*; check the access key and the secret key, and whether a gateway changes",
         ),
         (Says(403, body=PAGE), "new: HTTP status 403; the credentials lack"),
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from typing import IO
 
@@ -19,6 +18,7 @@ from saggar.storage.errors import (
     StorageUnavailable,
 )
 from saggar.storage.retry import Backoff, retrying
+from saggar.storage.seldom import Seldom
 from saggar.workers.inputs.addresses import Resolve, resolve
 from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.folders import copy_file
@@ -26,7 +26,6 @@ from saggar.workers.inputs.policy import Limits, Place, Policy
 from saggar.workers.inputs.web import Cut, Web, too_large
 
 log = logging.getLogger(__name__)
-_TELL_EVERY_S = 60.0
 OpenStore = Callable[[str], Storage]
 
 
@@ -70,7 +69,7 @@ class Fetcher:
         self._open_store = open_store
         self._stores: dict[str, Storage] = {}
         self._lock = threading.Lock()
-        self._tell_at = 0.0
+        self._refused = Seldom()
 
     def fetch(self, uri: str, ticket: Ticket) -> IO[bytes]:
         """The file, at its beginning; close it.
@@ -114,7 +113,8 @@ class Fetcher:
             try:
                 read()
             except StorageDenied as error:  # an expired token, a wrong clock: no job is at fault
-                self._tell(error)
+                if self._refused.due():
+                    log.warning("input files wait, their store refuses this worker: %s", error)
                 raise StorageUnavailable(str(error)) from error
 
         try:
@@ -130,15 +130,6 @@ class Fetcher:
                 f"the store does not give it to this worker ({type(error).__name__})",
                 "objects that the worker's credentials may read",
             ) from error
-
-    def _tell(self, error: StorageDenied) -> None:
-        """Once a minute, for however many jobs."""
-        with self._lock:
-            now = time.monotonic()
-            if now < self._tell_at:
-                return
-            self._tell_at = now + _TELL_EVERY_S
-        log.warning("input files wait, their store refuses this worker: %s", error)
 
     def _store(self, bucket: str) -> Storage:
         with self._lock:
