@@ -65,7 +65,7 @@ def open_family(model: str) -> AnyFamily:
 
 def family_in(folder: Path, model: str) -> AnyFamily:
     """As `open_family`, of a folder whose model has that name."""
-    with readable(folder):
+    with readable(folder, named=True):
         return _family_in(folder, model)
 
 
@@ -81,8 +81,9 @@ def _family_in(folder: Path, model: str) -> AnyFamily:
     try:
         return family(checkpoint)
     except LoadError as error:
-        named = str(checkpoint.folder) in str(error)
-        raise error if named else LoadError(f"{checkpoint.folder}: {error}") from error
+        if str(checkpoint.folder) in str(error):
+            raise
+        raise LoadError(f"{checkpoint.folder}: {error}") from error
     except EngineError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from saggar.engine.config import EngineConfig
-from saggar.engine.errors import Unsupported
+from saggar.engine.errors import EngineError, LoadError, Unsupported
 from saggar.engine.models.registry import AnyFamily, open_family
 from saggar.engine.models.source.checkpoint import readable
 from saggar.engine.parallel.cfg import OverRanks
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from saggar.engine.parallel.attach import Attachment
     from saggar.engine.platform.base import Platform
 
+log = logging.getLogger(__name__)
+
 
 def load(
     config: EngineConfig,
@@ -38,8 +41,32 @@ def load(
     mesh: Mesh | None = None,
 ) -> tuple[Runner, Ready]:
     """Load the model of `config` in this process, one rank of `mesh`. Raises LoadError (also where ranks differ),
-    Unsupported, or what the warm-up raises. `row_limits`: see plan.Start.
+    Unsupported, or what the team does. `row_limits`: see plan.Start.
     """
+    try:
+        return _load(config, team, activity, row_limits, mesh)
+    except (LoadError, Unsupported) as error:
+        if _is_unforeseen(error):
+            log.exception("the model cannot be loaded")
+        raise
+
+
+def _is_unforeseen(error: BaseException) -> bool:
+    """Whether something else than the system's or our own words is behind it: a library or a plug-in may be at fault,
+    and one line does not say where.
+    """
+    while isinstance(error, EngineError) and error.__cause__ is not None:
+        error = error.__cause__
+    return not isinstance(error, EngineError | OSError)
+
+
+def _load(
+    config: EngineConfig,
+    team: Team | None,
+    activity: Activity | None,
+    row_limits: Mapping[str, int] | None,
+    mesh: Mesh | None,
+) -> tuple[Runner, Ready]:
     team, mesh = team or Team(0), mesh or Mesh.alone()
     family = open_family(config.model)
     extension = make_extension(config.worker_extension, family, team.rank)
@@ -80,7 +107,7 @@ def _plain(config: EngineConfig, family: AnyFamily, extension: Extension, slot: 
         if getattr(config, wish):
             raise Unsupported(f"{wish} says nothing to {family.name}, a family without torch: leave it out")
     placement = Placement(config.pixels, numerics="exact")
-    with readable(family.checkpoint.folder):
+    with readable(family.checkpoint.folder, named=True):
         family.load(placement)
     return _Loaded(Runner(family, config.max_batch, extension=extension), lambda: placement.numerics)
 
@@ -95,7 +122,7 @@ def _with_torch(
     from saggar.engine.platform.select import place
 
     placement, platform = place(config, slot)
-    with readable(family.checkpoint.folder):
+    with readable(family.checkpoint.folder, named=True):
         family.load(placement)
     spare_memory(config, family)
     if config.vae_tiling:

@@ -8,7 +8,6 @@ has failed and what is cancelled.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +27,6 @@ from saggar.engine.worker.team import GROUP_ENDS, Trouble
 if TYPE_CHECKING:
     import numpy as np
 
-log = logging.getLogger(__name__)
 State: TypeAlias = RequestState[Any, Any, Any]
 Border: TypeAlias = Callable[[Collection[str]], Collection[str]]
 """Asked at each border of a plan with the requests that have failed: those to end now."""
@@ -106,8 +104,6 @@ class Runner:
                 with self.activity.doing("decode", shape):
                     self.family.post_decode([state])
         except Exception as error:
-            if not isinstance(error, EngineError):
-                log.exception("the warm-up failed")
             why = " ".join(f"{type(error).__name__}: {error}".split())
             folder = self.family.checkpoint.folder
             raise LoadError(

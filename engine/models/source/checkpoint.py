@@ -9,6 +9,7 @@ has none: with "" guidance works without asking.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,15 +30,25 @@ _LONGEST_NAME = 100
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """Around what reads the files of a folder. LoadError: one cannot be read, or went away meanwhile."""
+def readable(folder: Path, named: bool = False) -> Iterator[None]:
+    """Around what reads the files of a folder. LoadError: one cannot be read, or went away meanwhile. `named`: around
+    what does more than that; errors that name no file of the folder pass.
+    """
     try:
         yield
     except OSError as error:
+        if named and not _lies_in(folder, error.filename):
+            raise
         raise LoadError(
             f"{error.filename or folder}: {error.strerror or error}: let this process read all of the folder, and"
             " leave it as it is meanwhile"
         ) from error
+
+
+def _lies_in(folder: Path, filename: object) -> bool:
+    if not isinstance(filename, str | bytes | os.PathLike):
+        return False
+    return Path(os.path.abspath(os.fsdecode(filename))).is_relative_to(folder.absolute())
 
 
 @dataclass(frozen=True)
