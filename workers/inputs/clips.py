@@ -42,6 +42,7 @@ class Video:
         self._check_length()
         frame = self._width * self._height * 3
         self.bytes = (2 * self._frames + 1) * frame + (self._track.bytes if self._track else 0)
+        self.kept = self._frames * frame + (self._track.kept if self._track else 0)
 
     def read(self) -> Clip:
         """Frames turned as the file says. Raises BadInput."""

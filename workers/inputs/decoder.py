@@ -75,7 +75,7 @@ def _answer(order: Mapping[str, object], fds: Sequence[int]) -> dict[str, object
             most = order["most"]
             assert isinstance(most, int)
             if found.bytes > most:
-                return {"bytes": found.bytes}
+                return {"bytes": found.bytes, "kept": found.kept}
             _bound_memory(2 * found.bytes + _SPARE)
             return _write(fds[1], found.read())
     except BadInput as error:

@@ -22,6 +22,7 @@ import numpy as np
 from saggar.engine.media import Clip, Media, Sound
 from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.decoder import ORDER_BYTES
+from saggar.workers.inputs.measure import Memory
 from saggar.workers.inputs.policy import Limits
 
 log = logging.getLogger(__name__)
@@ -127,11 +128,14 @@ class Decoders:
         self._grown_at = 0.0
         self._changed = threading.Condition()
 
-    def measure(self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event) -> int:
-        """The memory that decoding the file takes, in bytes. Raises BadInput and Stopped."""
-        found = self._ask(_order(kind, alpha, limits, -1), [file.fileno()], limits, over)["bytes"]
-        assert isinstance(found, int)
-        return found
+    def measure(
+        self, kind: str, file: IO[bytes], alpha: bool, limits: Limits, over: threading.Event
+    ) -> Memory:
+        """What decoding the file takes. Raises BadInput and Stopped."""
+        answer = self._ask(_order(kind, alpha, limits, -1), [file.fileno()], limits, over)
+        peak, kept = answer["bytes"], answer["kept"]
+        assert isinstance(peak, int) and isinstance(kept, int)
+        return Memory(peak, kept)
 
     def read(
         self,

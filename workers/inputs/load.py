@@ -21,6 +21,7 @@ from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.budget import Budget
 from saggar.workers.inputs.decoders import Decoders, Stopped
 from saggar.workers.inputs.fetch import Fetcher, Ticket
+from saggar.workers.inputs.measure import Memory, needed
 from saggar.workers.inputs.policy import Limits
 from saggar.workers.inputs.web import WebUnavailable
 
@@ -114,14 +115,19 @@ class InputLoader:
         return decoded
 
     def _measured(self, found: Sequence[_Found], ticket: Ticket, stack: ExitStack) -> Inputs:
-        needed = 0
+        measures: list[Memory] = []
         for one in found:
             with _named(one.kind, one.index, ticket, self._limits):
-                needed += self._decoders.measure(one.kind, one.file, one.alpha, self._limits, ticket.over)
-        if needed > self._budget.limit:
+                measures.append(
+                    self._decoders.measure(one.kind, one.file, one.alpha, self._limits, ticket.over)
+                )
+        size = needed(measures)
+        if size > self._budget.limit:
             allowed = f"at most {self._budget.limit} bytes"
-            raise InvalidJob("inputs", f"take {needed} bytes when decoded", allowed)
-        hold = stack.enter_context(self._budget.hold(needed, ticket.over))
+            raise InvalidJob(
+                "inputs", f"take {size} bytes while they are decoded one after the other", allowed
+            )
+        hold = stack.enter_context(self._budget.hold(size, ticket.over))
         if hold is None:
             raise Stopped
         decoded = self._decode_all(found, ticket)

@@ -49,6 +49,7 @@ class Picture:
         if image.format in ("JPEG", "MPO"):
             check_work(file)
         self.bytes = width * height * _PEAKS.get(image.format or "", PEAK_BYTES)
+        self.kept = width * height * len(mode)
 
     def read(self) -> NDArray[np.uint8]:
         """uint8: H×W×3, H×W×4 for RGBA, H×W for L. Raises BadInput."""

@@ -33,7 +33,12 @@ class Track:
     @property
     def bytes(self) -> int:
         """Of its float32 samples, twice while pieces are joined."""
-        return self.samples * self.channels * 8
+        return 2 * self.kept
+
+    @property
+    def kept(self) -> int:
+        """Of its float32 samples."""
+        return self.samples * self.channels * 4
 
 
 class SoundFile:
@@ -53,7 +58,7 @@ class SoundFile:
         else:
             raise BadInput(f"is no sound that is read ({self._kind or 'unknown form'})", ALLOWED)
         self._track = track
-        self.bytes = track.bytes
+        self.bytes, self.kept = track.bytes, track.kept
 
     def read(self) -> Sound:
         """float32, samples × channels, what is outside of -1..1 cut off. Raises BadInput."""

@@ -19,6 +19,7 @@ import pytest
 from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.decoder import _GRACE_S, _SPARE
 from saggar.workers.inputs.decoders import Decoder, DecoderEnded, DecoderFailed, Decoders, Stopped
+from saggar.workers.inputs.measure import Memory
 from saggar.workers.inputs.pictures import PEAK_BYTES
 from saggar.workers.inputs.policy import Limits
 
@@ -52,7 +53,7 @@ def idle(decoders: Decoders) -> Decoder:
 
 
 def test_one_process_does_one_file_after_the_other(decoders: Decoders, picture: IO[bytes]) -> None:
-    assert decoders.measure("image", picture, False, LIMITS, NEVER) == 12 * 8 * PEAK_BYTES
+    assert decoders.measure("image", picture, False, LIMITS, NEVER) == Memory(12 * 8 * PEAK_BYTES, 12 * 8 * 3)
     first = idle(decoders)
     for _ in range(3):
         found = decoders.read("image", picture, False, LIMITS, NEVER)
@@ -262,7 +263,7 @@ def test_bytes_turned_over_bring_no_decoder_down(
         (tmp_path / "spoilt").write_bytes(data)
         with (tmp_path / "spoilt").open("rb") as file:
             try:
-                if decoders.measure(kind, file, False, limits, NEVER) < limits.memory:
+                if decoders.measure(kind, file, False, limits, NEVER).peak < limits.memory:
                     decoders.read(kind, file, False, limits, NEVER)
             except BadInput as error:
                 assert "ended the decoder" not in error.message

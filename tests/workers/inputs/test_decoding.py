@@ -215,7 +215,7 @@ def test_room_is_taken_for_all_files_and_given_back(tmp_path: Path, load: Callab
 
 
 def test_what_no_room_is_large_enough_for_is_refused(tmp_path: Path, load: Callable[..., object]) -> None:
-    with pytest.raises(InvalidJob, match="inputs: take 140000 bytes when decoded"):
+    with pytest.raises(InvalidJob, match="inputs: take 140000 bytes while they are decoded"):
         load("image", image(size=(100, 100)), loader=input_loader(tmp_path.as_uri(), memory=100_000))
 
 

@@ -23,6 +23,7 @@ from saggar.workers.inputs.decoders import Decoders, Stopped
 from saggar.workers.inputs.fetch import Fetcher, Ticket
 from saggar.workers.inputs.hold import Files
 from saggar.workers.inputs.load import SMALL_BYTES, InputLoader
+from saggar.workers.inputs.measure import Memory
 from saggar.workers.inputs.pictures import PEAK_BYTES
 from saggar.workers.inputs.policy import Limits, Policy
 from saggar.workers.settings import WorkerSettings
@@ -97,7 +98,7 @@ class Counted(Decoders):
         super().__init__()
         self.asked: list[str] = []
 
-    def measure(self, *arguments: Any) -> int:
+    def measure(self, *arguments: Any) -> Memory:
         self.asked.append("measure")
         return super().measure(*arguments)
 
@@ -143,6 +144,22 @@ def test_small_files_are_asked_for_once(
         assert loader._budget.used == sum(x * y * 3 for x, y in sizes)
     assert loader._budget.used == 0
     assert counted.asked == asked
+
+
+def test_files_are_decoded_one_after_the_other_and_room_for_that_is_enough(tmp_path: Path) -> None:
+    """Eight pictures: one at its peak, the others as they stay."""
+    uris = files(tmp_path, *[(300, 200)] * 8)
+    pixels = 300 * 200
+    needed = 8 * pixels * 3 + pixels * (PEAK_BYTES - 3)
+    with input_loader(tmp_path.as_uri(), memory=needed).held(job(*uris), Ticket()) as inputs:
+        assert len(inputs["image"]) == 8
+    with (
+        pytest.raises(
+            InvalidJob, match=f"inputs: take {needed} bytes while they are decoded one after the other"
+        ),
+        input_loader(tmp_path.as_uri(), memory=needed - 1).held(job(*uris), Ticket()),
+    ):
+        pass
 
 
 def test_where_there_is_no_room_at_once_it_is_asked_how_large_they_are(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,8 +24,23 @@ FROM_WEB = ("/missing", "/endless", "/short", "/broken", "/packed", "/loop", "/h
 
 
 def decoders_of(worker: WorkerProcess) -> list[psutil.Process]:
-    living = [one for one in worker.child().children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in living if "saggar.workers.inputs.decoder" in one.cmdline()]
+    return [one for one in worker.child().children() if is_decoder(one)]
+
+
+def is_decoder(process: psutil.Process) -> bool:
+    """No: it may also have ended between being listed and being looked at."""
+    try:
+        return (
+            process.status() != psutil.STATUS_ZOMBIE and "saggar.workers.inputs.decoder" in process.cmdline()
+        )
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
+def kill_one(worker: WorkerProcess) -> None:
+    for decoder in decoders_of(worker)[:1]:
+        with suppress(psutil.NoSuchProcess):  # it ended by itself
+            decoder.kill()
 
 
 def left_of_jobs(worker: WorkerProcess) -> list[str]:
@@ -49,7 +65,7 @@ def test_two_hundred_bad_jobs_leave_nothing_behind(
     bad = [put(store, f"{n}.bin", make()) for n, (make, _) in enumerate(BAD_IMAGES.values())]
     bad += [web.url(path) for path in FROM_WEB]
 
-    def do(times: int, kills: int = 0) -> None:
+    def do(times: int, kill_after: Collection[int] = ()) -> None:
         failing, fine = [], []
         for n in range(times):
             failing.append(submit(client, "noop", "i2i", {"image": [good, bad[n % len(bad)]]}))
@@ -58,9 +74,8 @@ def test_two_hundred_bad_jobs_leave_nothing_behind(
         for n, job_id in enumerate(failing, 1):
             error = ended(client, job_id).error
             assert error is not None and error.message.startswith("inputs.image[1]: "), error
-            if kills and n % (times // (kills + 1)) == 0:
-                for decoder in decoders_of(worker)[:1]:
-                    decoder.kill()
+            if n in kill_after:
+                kill_one(worker)
         for job_id in fine:
             record = ended(client, job_id)
             assert record.state == "succeeded", record.error
@@ -68,7 +83,7 @@ def test_two_hundred_bad_jobs_leave_nothing_behind(
     do(len(bad))
     child = worker.child().pid
     files, threads = worker.child().num_fds(), worker.child().num_threads()
-    do(200, kills=3)
+    do(200, kill_after=(50, 100, 150))
     until(lambda: left_of_jobs(worker) == [], what="its files being closed")
     # Celery's pool begins a thread for what leaves the plain way and keeps some, each with its connection to Redis.
     until(lambda: worker.child().num_fds() < files + 200 // 10, what="its descriptors")
