@@ -38,6 +38,7 @@ from saggar.storage.retry import Backoff, retrying
 from saggar.storage.seldom import Seldom
 from saggar.workers.app import make_app
 from saggar.workers.appetite import EngineAppetite
+from saggar.workers.assembly import check, engine_config, lane_settings, open_store, own_spool
 from saggar.workers.attempts import Attempts
 from saggar.workers.chores import ChoresWorker
 from saggar.workers.group import GroupPublisher
@@ -46,7 +47,6 @@ from saggar.workers.inputs.fetch import Fetcher
 from saggar.workers.inputs.load import InputLoader
 from saggar.workers.line import Line
 from saggar.workers.model_source import is_remote, local_model
-from saggar.workers.parts import check, engine_config, lane_settings, open_store, own_spool
 from saggar.workers.pool import pool_on
 from saggar.workers.publish import Origin, Publisher
 from saggar.workers.runs.keeper import MODEL_EVERY_S, RunKeeper

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from saggar.engine.config import EngineConfig, WarmUp
 from saggar.jobs.errors import ConfigError
-from saggar.workers import parts
+from saggar.workers import assembly
 from saggar.workers.cli import cli
 from saggar.workers.settings import WorkerSettings
 from saggar.workers.supervisor import REFUSED
@@ -22,7 +22,7 @@ def engine_config(flags: dict[str, object], **environ: str) -> EngineConfig:
     settings = WorkerSettings.load(flags, environ)
     handed = WorkerSettings.from_parent({"SAGGAR_WORKER_SETTINGS": settings.handed_on})
     assert handed == settings
-    return parts.engine_config(handed, "saggar/emoji")
+    return assembly.engine_config(handed, "saggar/emoji")
 
 
 def test_the_defaults_are_the_engines() -> None:
