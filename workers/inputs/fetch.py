@@ -69,7 +69,7 @@ class Fetcher:
         self._open_store = open_store
         self._stores: dict[str, Storage] = {}
         self._lock = threading.Lock()
-        self._refused = Seldom()
+        self._waiting = Seldom()
 
     def fetch(self, uri: str, ticket: Ticket) -> IO[bytes]:
         """The file, at its beginning; close it.
@@ -112,8 +112,12 @@ class Fetcher:
         def read_once_allowed() -> None:
             try:
                 read()
+            except StorageUnavailable as error:
+                if not ticket.over.is_set() and self._waiting.due():
+                    log.warning("input files wait, their store does not answer: %s", error)
+                raise
             except StorageDenied as error:  # an expired token, a wrong clock: no job is at fault
-                if self._refused.due():
+                if self._waiting.due():
                     log.warning("input files wait, their store refuses this worker: %s", error)
                 raise StorageUnavailable(str(error)) from error
 

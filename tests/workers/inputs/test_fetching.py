@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from saggar.storage.base import open_storage
 from saggar.storage.errors import StorageDenied, StorageUnavailable
+from saggar.storage.s3_errors import translated
 from saggar.workers.inputs.addresses import resolve
 from saggar.workers.inputs.bad import BadInput
 from saggar.workers.inputs.fetch import Fetcher, Ticket
@@ -294,9 +296,32 @@ def test_a_store_that_is_away_is_asked_until_it_is_back_or_nobody_wants_it(error
         )  # type: ignore[arg-type,return-value]
 
 
-def test_that_a_store_refuses_this_worker_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    denied = StorageDenied("the token has expired")
-    fetcher = Fetcher(Policy.make("s3://bucket"), Limits(), open_store=lambda url: Away(3, denied))  # type: ignore[arg-type,return-value]
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (StorageDenied("the token has expired"), "refuses this worker: the token has expired"),
+        (StorageUnavailable("the line is cut"), "does not answer: the line is cut"),
+    ],
+)
+def test_that_a_store_is_waited_for_is_told_once(
+    error: Exception, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher = Fetcher(Policy.make("s3://bucket"), Limits(), open_store=lambda url: Away(3, error))  # type: ignore[arg-type,return-value]
     with fetcher.fetch("s3://bucket/uploads/a", Ticket()):
         told = [record.getMessage() for record in caplog.records]
-    assert told == ["input files wait, their store refuses this worker: the token has expired"]
+    assert told == [f"input files wait, their store {says}"]
+
+
+def test_a_signature_that_is_refused_is_no_reason_to_wait() -> None:
+    """It may be that of one key or bucket, and all threads that fetch would wait for it."""
+    answer: Any = {"Error": {"Code": "SignatureDoesNotMatch"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+
+    class Rewritten:
+        def read(self, key: str) -> Iterator[bytes]:
+            with translated(key):
+                raise ClientError(answer, "GetObject")
+            yield b""
+
+    fetcher = Fetcher(Policy.make("s3://bucket"), Limits(), open_store=lambda url: Rewritten())  # type: ignore[arg-type,return-value]
+    with pytest.raises(BadInput, match="the store does not give it"):
+        fetcher.fetch("s3://bucket/uploads/a", Ticket())
