@@ -14,6 +14,7 @@ from typing import Any
 
 from celery.concurrency.base import apply_target
 from celery.concurrency.thread import TaskPool
+from celery.exceptions import Reject
 from saggar.jobs.lanes.message import KEY_HEADER
 from saggar.jobs.ledger import PUT_HEADER, TASK
 from saggar.workers.line import Line, Work
@@ -62,18 +63,21 @@ def pool_on(line: Line) -> type[TaskPool]:
             return None
 
         def on_start(self) -> None:
-            logging.getLogger(TRACE_LOGGER).addFilter(since_it_began)
+            logging.getLogger(TRACE_LOGGER).addFilter(as_it_was)
 
         def on_stop(self) -> None:
-            logging.getLogger(TRACE_LOGGER).removeFilter(since_it_began)
+            logging.getLogger(TRACE_LOGGER).removeFilter(as_it_was)
             line.close()
             super().on_stop()
 
     return LinePool
 
 
-def since_it_began(record: logging.LogRecord) -> bool:
-    """Corrects the time that Celery's tracer logs of a task, which is that of its last step."""
+def as_it_was(record: logging.LogRecord) -> bool:
+    """Corrects what Celery's tracer logs of a task: the time, which is that of its last step; and a message that goes
+    back is no error with a traceback, or each ordinary stop would look like a crash."""
+    if record.exc_info and isinstance(record.exc_info[1], Reject):
+        record.exc_info = None
     began = _BEGAN.get()
     if began is not None and isinstance(record.args, dict) and "runtime" in record.args:
         record.args["runtime"] = time.monotonic() - began

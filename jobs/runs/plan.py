@@ -84,7 +84,7 @@ class Expansion:
                 "idempotency_key", "is none of a row's", "leave it out: the same row is the same job"
             )
         asked = parse_job({**row, "id": "row", "run": self.run})
-        if asked.seed is None:  # of its content: the same file makes the same pictures
+        if asked.seed is None:  # of its content and the run: the same command makes the same pictures
             digest = sha256(f"{self.run}\n{asked.digest()}".encode()).hexdigest()
             asked = asked.model_copy(update={"seed": int(digest[:8], 16)})
         card = card_of(asked)

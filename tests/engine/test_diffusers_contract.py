@@ -34,6 +34,7 @@ USED: dict[str, set[str]] = {
         "_denormalize_audio_latents",
     },
     "models/qwen_image_layered.py": {"_unpack_latents"},
+    "models/source/loading.py": {"_optional_components"},
     "models/tiny/hunyuan_video15.py": {"_get_mllm_prompt_embeds"},
     "parallel/mesh.py": {"_c10d_functional"},
     "parallel/plans.py": {"_cp_plan"},
@@ -89,6 +90,7 @@ def test_private_names_are_touched_where_they_are_known() -> None:
         (diffusers.LTX2Pipeline, USED["models/ltx2_decode.py"]),
         (diffusers.QwenImageLayeredPipeline, USED["models/qwen_image_layered.py"]),
         *((vae, USED["parallel/tiles.py"]) for vae in VAES),
+        (diffusers.DiffusionPipeline, USED["models/source/loading.py"]),
         (diffusers.HunyuanVideo15Pipeline, USED["models/tiny/hunyuan_video15.py"]),
     ],
 )

@@ -213,6 +213,7 @@ def test_a_row_that_says_what_a_flag_multiplies_is_bad(tmp_path: Path, manifest:
         ("a.jsonl", b"", "no rows"),
         ("a.jsonl", b"\n \n", "no rows"),
         ("a.jsonl", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.csv", b"", "a.csv is empty: its first line names the columns"),
         ("a.csv", b"x,y\n1,2\n", "no column is the prompt.*'x', 'y'"),
         ("a.csv", b"prompt,prompt\n1,2\n", "same name"),
         ("a.csv", b'prompt\n"a', "unexpected end of data"),

@@ -182,6 +182,7 @@ def test_an_installed_scorer_is_a_gate() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
+        ("min_bytes:bytes=-1", "--gate min_bytes:bytes=-1: bytes is 0 or more: nothing is less"),
         ("fuzzy", "no gate 'fuzzy'; there are black, blank, mean, min_bytes, nan, near_duplicate"),
         ("mean", "a scorer needs its threshold: mean>=number"),
         ("mean>=high", "'high' is no number"),

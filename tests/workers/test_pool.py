@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
+from celery.exceptions import Reject
 from saggar.jobs.lanes.message import KEY_HEADER
 from saggar.jobs.ledger import PUT_HEADER, TASK
 from saggar.workers.delivery import Delivery
@@ -112,3 +113,15 @@ def test_the_log_tells_the_time_since_the_job_came(
     inside, outside = (record.getMessage() for record in caplog.records)
     assert outside == "in 0.0s"
     assert float(inside.removeprefix("in ").removesuffix("s")) > 0.0
+
+
+def test_a_message_that_goes_back_is_logged_in_a_line(pool: Any, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger(TRACE_LOGGER)
+    for error in (Reject("j", requeue=True), RuntimeError("j")):
+        try:
+            raise error
+        except Exception as raised:
+            logger.warning("Task j", exc_info=raised)
+    back, failed = (record.exc_info for record in caplog.records)
+    assert back is None
+    assert failed

@@ -174,7 +174,7 @@ class Session:
 
     def report(self, before: Run, ended: Run, seconds: float) -> None:
         """How it ended, and what to do next."""
-        made = ended.settled - before.settled
+        made = ended.settled - ended.cancelled - (before.settled - before.cancelled)
         counts = ", ".join(part for part in (f"{ended.done} succeeded", trouble(ended)) if part)
         how = (
             f"; mean batch {ended.mean_batch:.1f}; {made / max(seconds, 1e-3):.1f} jobs/s"

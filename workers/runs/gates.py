@@ -297,7 +297,13 @@ def _distinct(spec: _Spec) -> Gate:
 
 
 def _at_least(measure: Callable[[Candidate], float], option: str, default: float) -> Callable[[_Spec], Gate]:
-    return lambda spec: Measured(spec.name, measure, spec.threshold(option, default))
+    def make(spec: _Spec) -> Gate:
+        threshold = spec.threshold(option, default)
+        if threshold < 0:
+            raise ConfigError(f"--gate {spec.text}: {option} is 0 or more: nothing is less")
+        return Measured(spec.name, measure, threshold)
+
+    return make
 
 
 def _no_nan(spec: _Spec) -> Gate:

@@ -79,7 +79,12 @@ OPTIONS = (
         metavar="NAME",
         help="A check that every output must pass; see docs/gates.md.",
     ),
-    click.option("--accept", type=int, default=0, help="Accepted outputs wanted of a row.  [default: all]"),
+    click.option(
+        "--accept",
+        type=click.IntRange(1, 1024),
+        callback=lambda _ctx, _option, value: value or 0,
+        help="Accepted outputs wanted of a row.  [default: all]",
+    ),
     click.option(
         "--redraws", type=int, default=8, show_default=True, help="Further draws that a row may cost."
     ),

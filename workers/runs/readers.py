@@ -215,6 +215,8 @@ def _csv_row(record: dict[str | None, object], columns: Columns) -> Row | Invali
 def _check_header(path: Path, names: Iterable[str], columns: Columns) -> None:
     """What is wrong with every row is said once."""
     found = list(names)
+    if not found:
+        raise ConfigError(f"{path} is empty: its first line names the columns")
     if len(set(found)) != len(found):
         raise ConfigError(f"{path}: two columns have the same name")
     if missing := [source for source in columns.mapped if source not in found]:
