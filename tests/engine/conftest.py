@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path if path.exists() else make_tiny(family, path)
 
     return model
+
+
+@pytest.fixture
+def sd3(models: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of SD3's folder, to be changed or damaged."""
+    return Path(shutil.copytree(models("sd3"), tmp_path / "sd3"))
 
 
 @pytest.fixture

@@ -32,12 +32,6 @@ from tests.engine.families import CASES, VARIANTS
 Models = Callable[[str], Path]
 
 
-@pytest.fixture
-def sd3(models: Models, tmp_path: Path) -> Path:
-    """A copy to be changed."""
-    return Path(shutil.copytree(models("sd3"), tmp_path / "sd3"))
-
-
 def test_a_flux2_is_loaded_without_the_half_of_its_processor_that_reads_images(
     models: Models, tmp_path: Path
 ) -> None:

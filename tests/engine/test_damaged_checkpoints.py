@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -61,14 +60,6 @@ from tests.engine.damage import (
     wrong_shapes,
     wrong_text_shapes,
 )
-
-Models = Callable[[str], Path]
-
-
-@pytest.fixture
-def sd3(models: Models, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
-    return Path(shutil.copytree(models("sd3"), tmp_path / "sd3"))
 
 
 @pytest.mark.parametrize(
